@@ -93,6 +93,7 @@ class Tensor(TensorData):
     _output_nr = 0
     _accumulator: Callable[[], AccumulateGrad | None] | None = None  # a leaf's is a weak reference
     _leaf_hooks: HookDict | None = None
+    _pre_accumulate_hooks: HookDict | None = None  # called before backward adds to `grad` of this leaf
     _post_accumulate_hooks: HookDict | None = None
     # A view knows the tensor it views: an in-place change of one moves the other in the graph.
     _base: "Tensor | None" = None

@@ -50,10 +50,12 @@ ONLY = {
     "spillgrad_kernels.tables": ("spillgrad_kernels.tables", "spillgrad_kernels.jit"),
     "spillgrad.errors": (),
     "spillgrad.labels": (),
+    "spillgrad.bell": (),
     "spillgrad.fork_safe_lock": (),
     "spillgrad.release": (),
     "spillgrad.user_line": (),
     "spillgrad.storage": (
+        "spillgrad.bell",
         "spillgrad.errors",
         "spillgrad.fork_safe_lock",
         "spillgrad.release",
@@ -116,7 +118,8 @@ LONG_FILES = {
 }
 # Longer by the docstrings of their public names, which make the API reference; without them no longer than others.
 LONG_BY_DOCSTRINGS = {
-    "spillgrad.autograd.gradcheck", "spillgrad.nn.containers", "spillgrad.nn.init", "spillgrad.nn.lazy",
+    "spillgrad.autograd.gradcheck", "spillgrad.distributed.collectives", "spillgrad.distributed.process_group",
+    "spillgrad.nn.containers", "spillgrad.nn.init", "spillgrad.nn.lazy",
     "spillgrad.nn.module", "spillgrad.nn.rnn", "spillgrad.nn.utils.prune", "spillgrad.ops.activations",
     "spillgrad.ops.arithmetic", "spillgrad.ops.creation", "spillgrad.ops.index_replace", "spillgrad.ops.indexing",
     "spillgrad.ops.join_split", "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce",

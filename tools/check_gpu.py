@@ -1,8 +1,9 @@
 """Run every check of the CUDA side on a machine with a GPU, in under ten minutes: `python tools/check_gpu.py`.
 
-The script needs only spillgrad and its extra `cuda`. If PyTorch is installed, the benchmark compares with it. The tests
-need pytest. Every part runs in a process of its own with a time limit; if a part fails, the other parts still run. The
-folder `--out` keeps all output; the last lines are a summary, and the exit status is 0 if all parts passed.
+The script needs only spillgrad and its extra `cuda`. If PyTorch is installed, the benchmark compares with it, and its
+adapters are tested. The tests need pytest. Every part runs in a process of its own with a time limit; if a part fails,
+the other parts still run. The folder `--out` keeps all output; the last lines are a summary, and the exit status is 0
+if all parts passed.
 
 NUMBA_ENABLE_CUDASIM=1 runs every part in Numba's simulator, which takes many minutes.
 """
@@ -288,15 +289,17 @@ def benchmark(*options: str) -> Callable[[Path, float], Outcome]:
 def parts(quick: bool) -> list[Part]:
     """Return the checks in the order in which they run; the sum of their limits is under ten minutes."""
     rounds = ("--quick", "--rounds", "1") if quick else ("--rounds", "5")
+    has_torch = not quick and importlib.util.find_spec("torch") is not None
     chosen = ["tests/cuda/test_array.py", "tests/cuda/test_dlpack.py"] if quick else ["tests/cuda"]
     return [
         Part("machine", 15, by_process("machine")),
         Part("memory", 20, by_process("memory")),
         Part("training", 75, by_process("training")),
         Part("training, spilled", 15, by_process("training-spilled")),
-        Part("benchmark", 210, benchmark(*rounds)),
+        Part("benchmark", 180, benchmark(*rounds)),
         Part("tests on the device", 215, tests(*chosen)),
         *([] if quick else [Part("PTX code", 45, tests("tests/kernels/cuda/test_code.py"))]),
+        *([Part("PyTorch's models", 30, tests("tests/interop/test_torch_cuda.py"))] if has_torch else []),
     ]
 
 

@@ -337,9 +337,10 @@ def _hooks_page(files: dict[str, list[File]], folder: Path) -> Iterator[str]:
     yield from (
         "# Hooks for PyTorch and Paddle", "",
         "spillgrad's store serves the models of other frameworks through their own hooks. A step of the framework's "
-        "own model is timed in RAM, then with saved tensors on disk beyond 128 MiB, and for PyTorch also with the "
-        "hooks of its tutorial, which keep a file for each saved tensor. Losses and gradients are the same to the last "
-        "bit.", "",
+        "own model is timed in RAM, then with saved tensors on disk beyond 128 MiB; for PyTorch, also with the hooks "
+        "of its tutorial, which keep a file for each saved tensor, and offloaded: with parameters, gradients and "
+        "optimizer state on disk, too, in a process held to the memory that the table says. Losses and weights are the "
+        "same to the last bit.", "",
     )  # fmt: skip
     for file in files["hooks"]:
         yield from _steps(file, files["hooks"], "hooks", folder, beside=("PyTorch", "Paddle"))

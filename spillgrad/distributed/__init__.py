@@ -1,8 +1,9 @@
-"""PyTorch's package `torch.distributed`, for one process: every collective gives what it is given.
+"""PyTorch's package `torch.distributed`: processes that work together, on one machine or several, over MPI.
 
-More than one process is refused by `init_process_group`.
+A process that no launcher started is a group of its own, in which collectives give what they are given.
 """
 
 from spillgrad.distributed.collectives import *
+from spillgrad.distributed.messages import *
 from spillgrad.distributed.objects import *
 from spillgrad.distributed.process_group import *

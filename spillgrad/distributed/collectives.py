@@ -1,37 +1,106 @@
-"""Collectives of tensors in a group of one process: what arrives is what was sent.
+"""Collectives of tensors. In a group of one process, what arrives is what was sent.
 
-Source: torch.distributed.distributed_c10d.
+Every process of the group calls the same collective with tensors of the same size; sums are made in the order of the
+ranks, and are the same bits in all processes. Source: torch.distributed.distributed_c10d.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spillgrad.autograd.core.grad_mode import no_grad
-from spillgrad.distributed.process_group import ReduceOp, Work, member, require_rank
+from spillgrad.device.device import CPU, moved
+from spillgrad.distributed import collective_steps as steps
+from spillgrad.distributed.process_group import ProcessGroup, ReduceOp, Work, begin, member, named_rank
+from spillgrad.distributed.protocol import Steps
 from spillgrad.errors import DistributedError
+from spillgrad.ops.creation import from_numpy
 from spillgrad.tensor import Tensor
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
-    "gather", "irecv", "isend", "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor",
-    "scatter", "send",
+    "gather", "monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
 ]  # fmt: skip
 
-
-def _done(async_op: bool) -> Work | None:
-    return Work() if async_op else None
-
-
-def _require_one(name: str, tensors: Sequence[Tensor], group: Any) -> Tensor:
-    size = member(group).size()
-    if len(tensors) != size:
-        raise DistributedError(f"{name}: got {len(tensors)} tensors for a group of {size} process; give one for each")
-    return tensors[0]
+_FUNCTIONS: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add, ReduceOp.AVG: np.add, ReduceOp.PRODUCT: np.multiply, ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum, ReduceOp.BAND: np.bitwise_and, ReduceOp.BOR: np.bitwise_or, ReduceOp.BXOR: np.bitwise_xor,
+}  # fmt: skip
 
 
-def _copy(target: Tensor, source: Tensor) -> None:
+def _flat(tensor: Tensor) -> np.ndarray:
+    """Return the tensor's elements in memory of the host, as a flat array, which may be the tensor's own memory."""
+    return np.ascontiguousarray(moved(tensor.detach().resolve_conj().resolve_neg().array, CPU)).reshape(-1)
+
+
+def flat_copy(tensor: Tensor) -> np.ndarray:
+    """Return a copy of the tensor's elements in memory of the host, as a flat array."""
+    return np.array(_flat(tensor))
+
+
+def put(tensor: Tensor, flat: np.ndarray) -> None:
+    """Overwrite a tensor with the elements of a flat array."""
     with no_grad():
-        target.copy_(source.reshape(target.shape))
+        tensor.copy_(from_numpy(flat).reshape(tensor.shape))
+
+
+def _begin(
+    group: ProcessGroup, what: str, made: Steps, into: Sequence[tuple[Tensor, np.ndarray]], async_op: bool
+) -> Work | None:
+    """Begin a collective whose results are arrays, which go into tensors when it ends."""
+
+    def finish(_: Any) -> None:
+        for tensor, flat in into:
+            put(tensor, flat)
+
+    work = begin(group, what, made, finish)
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def described(name: str, tensors: Sequence[Tensor], *rest: Any) -> str:
+    """Return the words that must be the same on all ranks."""
+    shapes = {f"{tuple(tensor.shape)}" for tensor in tensors}
+    sizes = "+".join(sorted(shapes)) if len(tensors) > 1 else "".join(shapes)
+    return " ".join(map(str, (f"{name} of {tensors[0].numpy_dtype} {sizes}", *rest)))
+
+
+def _operation(name: str, op: Any, tensor: Tensor) -> tuple[ReduceOp, Callable[..., Any]]:
+    if not isinstance(op, ReduceOp):
+        raise DistributedError(f"{name}: got op={op!r}; wanted one of {', '.join(str(known) for known in ReduceOp)}")
+    kind = tensor.numpy_dtype.kind
+    is_bitwise = op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+    is_ordering = op in (ReduceOp.MIN, ReduceOp.MAX)
+    if (is_bitwise and kind not in "biu") or (op is ReduceOp.AVG and kind in "biu") or (is_ordering and kind == "c"):
+        raise DistributedError(f"{name}: got {op} of {tensor.numpy_dtype}; give a tensor of another dtype")
+    return op, _FUNCTIONS[op]
+
+
+def _averaged(op: ReduceOp, size: int, made: Steps, flat: np.ndarray) -> Steps:
+    """Run the steps, and then divide the sums in `flat` by the number of ranks, if `op` is the average."""
+    yield from made
+    if op is ReduceOp.AVG:
+        np.divide(flat, size, out=flat)
+
+
+def _require_one_each(name: str, tensors: Sequence[Tensor] | None, group: ProcessGroup) -> Sequence[Tensor]:
+    given = tensors or ()
+    if len(given) != group.size():
+        raise DistributedError(
+            f"{name}: got {len(given)} tensors for a group of {group.size()} process{'es' * (group.size() > 1)}; give "
+            "one for each"
+        )
+    return given
+
+
+def _require_elements(name: str, tensor: Tensor, wanted: int, like: Tensor) -> None:
+    if tensor.numel() != wanted or tensor.numpy_dtype != like.numpy_dtype:
+        raise DistributedError(
+            f"{name}: got a tensor of {tensor.numel()} {tensor.numpy_dtype}; wanted one of {wanted} {like.numpy_dtype}"
+        )
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
@@ -56,8 +125,8 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
-    return _done(async_op)
+    present = member(group)
+    return _begin(present, "barrier", steps.barrier(), [], async_op)
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -77,13 +146,13 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
+    barrier(group)
 
 
 def broadcast(
     tensor: Tensor, src: int | None = None, group: Any = None, async_op: bool = False, group_src: int | None = None
 ) -> Work | None:
-    """Give all processes the tensor of one process, in place; that of one process stays as it is.
+    """Give all processes the tensor of one process, in place.
 
     Parameters
     ----------
@@ -108,19 +177,22 @@ def broadcast(
     DistributedError
         Before `init_process_group`, or if there is no such process.
     """
-    require_rank("broadcast", group_src if src is None else src, group)
-    return _done(async_op)
+    present, source = member(group), named_rank("broadcast", src, group_src, group)
+    flat = flat_copy(tensor)
+    made = steps.broadcast(present.rank(), present.size(), source, flat)
+    into = [(tensor, flat)] if present.rank() != source else []
+    return _begin(present, described("broadcast", [tensor], "from", source), made, into, async_op)
 
 
 def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Work | None:
-    """Reduce the tensors of all processes, in place; that of one process stays as it is.
+    """Reduce the tensors of all processes, in place.
 
     Parameters
     ----------
     tensor : Tensor
         What is reduced.
     op : ReduceOp, default ReduceOp.SUM
-        How to reduce; one process leaves values as they are.
+        How to reduce; a process alone keeps its values.
     group : ProcessGroup, optional
         Processes that take part; all, by default.
     async_op : bool, default False
@@ -136,15 +208,18 @@ def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
-    return _done(async_op)
+    present, (op, function) = member(group), _operation("all_reduce", op, tensor)
+    flat = flat_copy(tensor)
+    made = steps.all_reduce(present.rank(), present.size(), flat, function)
+    made = _averaged(op, present.size(), made, flat)
+    return _begin(present, described("all_reduce", [tensor], op.name), made, [(tensor, flat)], async_op)
 
 
 def reduce(
     tensor: Tensor, dst: int | None = None, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:  # fmt: skip
-    """Reduce the tensors of all processes to one process, in place; that of one process stays as it is.
+    """Reduce the tensors of all processes to one process, in place.
 
     Parameters
     ----------
@@ -153,7 +228,7 @@ def reduce(
     dst : int, optional
         Number of the process that gets the result; 0, by default.
     op : ReduceOp, default ReduceOp.SUM
-        How to reduce; one process leaves values as they are.
+        How to reduce; a process alone keeps its values.
     group : ProcessGroup, optional
         Processes that take part; all, by default.
     async_op : bool, default False
@@ -171,8 +246,13 @@ def reduce(
     DistributedError
         Before `init_process_group`, or if there is no such process.
     """
-    require_rank("reduce", group_dst if dst is None else dst, group)
-    return _done(async_op)
+    present, (op, function) = member(group), _operation("reduce", op, tensor)
+    to = named_rank("reduce", dst, group_dst, group)
+    flat = flat_copy(tensor)
+    made = steps.reduce(present.rank(), present.size(), to, flat, function)
+    into = [(tensor, flat)] if present.rank() == to else []
+    what = described("reduce", [tensor], op.name, "to", to)
+    return _begin(present, what, _averaged(op, present.size(), made, flat), into, async_op)
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Work | None:
@@ -199,8 +279,13 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None,
     DistributedError
         Before `init_process_group`, or if the list has not one tensor for each process.
     """
-    _copy(_require_one("all_gather", tensor_list, group), tensor)
-    return _done(async_op)
+    present = member(group)
+    into = [(other, flat_copy(other)) for other in _require_one_each("all_gather", tensor_list, present)]
+    mine = _flat(tensor)
+    for other in tensor_list:
+        _require_elements("all_gather", other, mine.size, tensor)
+    made = steps.all_gather(mine, [flat for _, flat in into])
+    return _begin(present, described("all_gather", tensor_list), made, into, async_op)
 
 
 def all_gather_into_tensor(
@@ -229,9 +314,12 @@ def all_gather_into_tensor(
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
-    _copy(output_tensor, input_tensor)
-    return _done(async_op)
+    present = member(group)
+    _require_elements("all_gather_into_tensor", output_tensor, input_tensor.numel() * present.size(), input_tensor)
+    flat = flat_copy(output_tensor)
+    made = steps.all_gather(_flat(input_tensor), np.split(flat, present.size()))
+    what = described("all_gather_into_tensor", [input_tensor])
+    return _begin(present, what, made, [(output_tensor, flat)], async_op)
 
 
 def gather(
@@ -265,9 +353,16 @@ def gather(
     DistributedError
         Before `init_process_group`, if there is no such process, or if the list has not one tensor for each process.
     """
-    require_rank("gather", group_dst if dst is None else dst, group)
-    _copy(_require_one("gather", gather_list or (), group), tensor)
-    return _done(async_op)
+    present, to = member(group), named_rank("gather", dst, group_dst, group)
+    has_list = present.rank() == to
+    into = (
+        [(other, flat_copy(other)) for other in _require_one_each("gather", gather_list, present)] if has_list else []
+    )
+    mine = _flat(tensor)
+    for other, _ in into:
+        _require_elements("gather", other, mine.size, tensor)
+    made = steps.gather(present.size(), to, mine, [flat for _, flat in into] if has_list else None)
+    return _begin(present, described("gather", [tensor], "to", to), made, into, async_op)
 
 
 def scatter(
@@ -301,9 +396,14 @@ def scatter(
     DistributedError
         Before `init_process_group`, if there is no such process, or if the list has not one tensor for each process.
     """
-    require_rank("scatter", group_src if src is None else src, group)
-    _copy(tensor, _require_one("scatter", scatter_list or (), group))
-    return _done(async_op)
+    present, source = member(group), named_rank("scatter", src, group_src, group)
+    has_list = present.rank() == source
+    arrays = [_flat(other) for other in _require_one_each("scatter", scatter_list, present)] if has_list else None
+    for other in scatter_list or () if has_list else ():
+        _require_elements("scatter", other, tensor.numel(), tensor)
+    flat = flat_copy(tensor)
+    made = steps.scatter(present.size(), source, flat, arrays)
+    return _begin(present, described("scatter", [tensor], "from", source), made, [(tensor, flat)], async_op)
 
 
 def reduce_scatter(
@@ -318,7 +418,7 @@ def reduce_scatter(
     input_list : list of Tensor
         Tensors to reduce, one for each process.
     op : ReduceOp, default ReduceOp.SUM
-        How to reduce; one process leaves values as they are.
+        How to reduce; a process alone keeps its values.
     group : ProcessGroup, optional
         Processes that take part; all, by default.
     async_op : bool, default False
@@ -334,8 +434,19 @@ def reduce_scatter(
     DistributedError
         Before `init_process_group`, or if the list has not one tensor for each process.
     """
-    _copy(output, _require_one("reduce_scatter", input_list, group))
-    return _done(async_op)
+    present, (op, function) = member(group), _operation("reduce_scatter", op, output)
+    parts = [_flat(part) for part in _require_one_each("reduce_scatter", input_list, present)]
+    return _begin_reduce_scatter("reduce_scatter", present, output, parts, input_list, op, function, async_op)
+
+
+def _begin_reduce_scatter(
+    name: str, group: ProcessGroup, output: Tensor, parts: Sequence[np.ndarray], inputs: Sequence[Tensor], op: ReduceOp,
+    function: Callable[..., Any], async_op: bool,
+) -> Work | None:  # fmt: skip
+    _require_elements(name, output, parts[group.rank()].size, inputs[0])
+    flat = flat_copy(output)
+    made = _averaged(op, group.size(), steps.reduce_scatter(group.rank(), parts, flat, function), flat)
+    return _begin(group, described(name, inputs, op.name), made, [(output, flat)], async_op)
 
 
 def reduce_scatter_tensor(
@@ -350,7 +461,7 @@ def reduce_scatter_tensor(
     input : Tensor
         Tensor to reduce, with the parts of all processes one behind the other.
     op : ReduceOp, default ReduceOp.SUM
-        How to reduce; one process leaves values as they are.
+        How to reduce; a process alone keeps its values.
     group : ProcessGroup, optional
         Processes that take part; all, by default.
     async_op : bool, default False
@@ -366,9 +477,10 @@ def reduce_scatter_tensor(
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
-    _copy(output, input)
-    return _done(async_op)
+    present, (op, function) = member(group), _operation("reduce_scatter_tensor", op, output)
+    _require_elements("reduce_scatter_tensor", input, output.numel() * present.size(), output)
+    parts = np.split(_flat(input), present.size())
+    return _begin_reduce_scatter("reduce_scatter_tensor", present, output, parts, [input], op, function, async_op)
 
 
 def all_to_all(
@@ -398,9 +510,13 @@ def all_to_all(
     DistributedError
         Before `init_process_group`, or if a list has not one tensor for each process.
     """
-    received = _require_one("all_to_all", output_tensor_list, group)
-    _copy(received, _require_one("all_to_all", input_tensor_list, group))
-    return _done(async_op)
+    present = member(group)
+    into = [(other, flat_copy(other)) for other in _require_one_each("all_to_all", output_tensor_list, present)]
+    sent = [_flat(other) for other in _require_one_each("all_to_all", input_tensor_list, present)]
+    for other in (*output_tensor_list, *input_tensor_list):
+        _require_elements("all_to_all", other, other.numel(), input_tensor_list[0])
+    made = _checked_all_to_all("all_to_all", sent, [flat for _, flat in into])
+    return _begin(present, f"all_to_all of {input_tensor_list[0].numpy_dtype}", made, into, async_op)
 
 
 def all_to_all_single(
@@ -416,7 +532,7 @@ def all_to_all_single(
     input : Tensor
         Tensor to send.
     output_split_sizes, input_split_sizes : list of int, optional
-        Accepted, as in PyTorch; one process has one part.
+        Rows in the part of each process; equal parts, by default.
     group : ProcessGroup, optional
         Processes that take part; all, by default.
     async_op : bool, default False
@@ -432,62 +548,27 @@ def all_to_all_single(
     DistributedError
         Before `init_process_group`.
     """
-    member(group)
-    _copy(output, input)
-    return _done(async_op)
+    present = member(group)
+    flat = flat_copy(output)
+    received = _split(output, flat, output_split_sizes, present)
+    sent = _split(input, _flat(input), input_split_sizes, present)
+    _require_elements("all_to_all_single", output, output.numel(), input)
+    made = _checked_all_to_all("all_to_all_single", sent, received)
+    return _begin(present, f"all_to_all_single of {input.numpy_dtype}", made, [(output, flat)], async_op)
 
 
-def _alone(name: str) -> DistributedError:
-    member()
-    return DistributedError(f"{name}: got one process; a message needs another one, which this version does not start")
+def _checked_all_to_all(name: str, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> Steps:
+    yield from steps.require_same_splits(len(sent), sent, received, name)
+    yield from steps.all_to_all(sent, received)
 
 
-def send(tensor: Tensor, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-    """Raise DistributedError: there is no other process.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        What would be sent.
-    dst : int, optional
-        Number of the process that gets the tensor.
-    group : ProcessGroup, optional
-        Processes that take part; all, by default.
-    tag : int, default 0
-        Number by which the two processes match messages.
-    group_dst : int, optional
-        Number in the group.
-
-    Raises
-    ------
-    DistributedError
-        Always.
-    """
-    raise _alone("send")
-
-
-def recv(tensor: Tensor, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-    """Raise DistributedError: there is no other process.
-
-    Parameters
-    ----------
-    tensor : Tensor
-        What would be overwritten.
-    src : int, optional
-        Number of the process that sends the tensor.
-    group : ProcessGroup, optional
-        Processes that take part; all, by default.
-    tag : int, default 0
-        Number by which the two processes match messages.
-    group_src : int, optional
-        Number in the group.
-
-    Raises
-    ------
-    DistributedError
-        Always.
-    """
-    raise _alone("recv")
-
-
-isend, irecv = send, recv
+def _split(tensor: Tensor, flat: np.ndarray, sizes: Any, group: ProcessGroup) -> list[np.ndarray]:
+    """Split the elements of a tensor into one part for each rank: equal ones, or as many rows as `sizes` says."""
+    rows = tensor.shape[0] if tensor.ndim else 1
+    given = [int(size) for size in sizes] if sizes else [rows // group.size()] * group.size()
+    if len(given) != group.size() or sum(given) != rows:
+        raise DistributedError(
+            f"all_to_all_single: got parts of {given} rows; wanted {group.size()} parts that have {rows} rows together"
+        )
+    row = flat.size // max(1, rows)
+    return np.split(flat, np.cumsum([size * row for size in given])[:-1])

@@ -1,9 +1,10 @@
-"""Collectives of Python objects in a group of one process: what arrives is what was sent."""
+"""Collectives of Python objects, which travel as pickles: only among processes that trust each other."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from spillgrad.distributed.process_group import member, require_rank
+from spillgrad.distributed import collective_steps as steps
+from spillgrad.distributed.process_group import member, named_rank, run
 from spillgrad.errors import DistributedError
 
 __all__ = ["all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"]
@@ -12,7 +13,9 @@ __all__ = ["all_gather_object", "broadcast_object_list", "gather_object", "scatt
 def _require_length(name: str, objects: Sequence[Any], group: Any) -> None:
     size = member(group).size()
     if len(objects) != size:
-        raise DistributedError(f"{name}: got a list of {len(objects)} for a group of {size} process; give one for each")
+        raise DistributedError(
+            f"{name}: got a list of {len(objects)} for a group of {size} process{'es' * (size > 1)}; give one for each"
+        )
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -32,14 +35,15 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
     DistributedError
         Before `init_process_group`, or if the list has not one place for each process.
     """
+    present = member(group)
     _require_length("all_gather_object", object_list, group)
-    object_list[0] = obj
+    object_list[:] = run(present, "all_gather_object", steps.all_gather_object(present.size(), steps.pickled(obj)))
 
 
 def broadcast_object_list(
     object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None, group_src: int | None = None
 ) -> None:
-    """Give all processes the list of one process; that of one process stays as it is.
+    """Give all processes the list of one process.
 
     Parameters
     ----------
@@ -59,7 +63,12 @@ def broadcast_object_list(
     DistributedError
         Before `init_process_group`, or if there is no such process.
     """
-    require_rank("broadcast_object_list", group_src if src is None else src, group)
+    present, source = member(group), named_rank("broadcast_object_list", src, group_src, group)
+    items = [steps.pickled(list(object_list))] * present.size() if present.rank() == source else None
+    what = f"broadcast_object_list of {len(object_list)} from {source}"
+    found = run(present, what, steps.scatter_object(present.size(), source, items))
+    if present.rank() != source:
+        object_list[:] = found
 
 
 def gather_object(
@@ -86,9 +95,14 @@ def gather_object(
     DistributedError
         Before `init_process_group`, if there is no such process, or if the list has not one place for each process.
     """
-    require_rank("gather_object", group_dst if dst is None else dst, group)
-    _require_length("gather_object", object_gather_list or (), group)
-    object_gather_list[0] = obj  # type: ignore[index]
+    present, to = member(group), named_rank("gather_object", dst, group_dst, group)
+    if present.rank() == to:
+        _require_length("gather_object", object_gather_list or (), group)
+    found = run(
+        present, f"gather_object to {to}", steps.gather_object(present.rank(), present.size(), to, steps.pickled(obj))
+    )
+    if object_gather_list is not None and found is not None:
+        object_gather_list[:] = found
 
 
 def scatter_object_list(
@@ -115,6 +129,10 @@ def scatter_object_list(
     DistributedError
         Before `init_process_group`, if there is no such process, or if the list has not one object for each process.
     """
-    require_rank("scatter_object_list", group_src if src is None else src, group)
-    _require_length("scatter_object_list", scatter_object_input_list or (), group)
-    scatter_object_output_list[0] = scatter_object_input_list[0]  # type: ignore[index]
+    present, source = member(group), named_rank("scatter_object_list", src, group_src, group)
+    items = scatter_object_input_list if present.rank() == source else None
+    if present.rank() == source:
+        _require_length("scatter_object_list", items or (), group)
+    pickled = None if items is None else [steps.pickled(item) for item in items]
+    made = steps.scatter_object(present.size(), source, pickled)
+    scatter_object_output_list[0] = run(present, f"scatter_object_list from {source}", made)

@@ -1,14 +1,20 @@
-"""The group of processes of a program. This version has groups of one process.
+"""Groups of processes, which a program shares with those that a launcher started beside it, or is alone in.
 
 Source: torch.distributed.distributed_c10d.
 """
 
+import datetime
+import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
+from spillgrad import user_line
+from spillgrad.distributed.mpi import world as launched_world
+from spillgrad.distributed.protocol import Call, GroupProtocol, Steps, alone
 from spillgrad.errors import ArgumentError, DistributedError
+from spillgrad_kernels.threads.dispatch import get_num_threads, set_num_threads
 
 __all__ = [
     "GroupMember", "ProcessGroup", "ReduceOp", "Work", "destroy_process_group", "get_backend", "get_global_rank",
@@ -18,8 +24,12 @@ __all__ = [
 ]  # fmt: skip
 
 _BACKENDS = ("gloo", "mpi", "nccl", "ucc")
-# What launchers set in the environment of the processes that they start: the number of these processes.
-_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+# What MPI's launchers set in the environment of the processes that they start: the number of these processes.
+_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_LAUNCHERS = ("WORLD_SIZE", *_MPI_LAUNCHERS)
+# How many of them are on this machine.
+_BESIDE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_TIMEOUT_S = 1800.0  # PyTorch's for all backends but one
 
 
 class ReduceOp(Enum):
@@ -36,55 +46,91 @@ class ReduceOp(Enum):
 
 
 class Work:
-    """A collective that was asked for with `async_op`; it has finished."""
+    """A collective that was asked for with `async_op`.
+
+    Parameters
+    ----------
+    call : Call, optional
+        What is under way; a collective of one process has ended.
+    finish : callable, optional
+        What `wait` does with the result: it copies arrays into tensors.
+    """
+
+    def __init__(self, call: Call | None = None, finish: Callable[[Any], Any] | None = None) -> None:
+        self._call, self._finish = call, finish
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return at once: the collective has finished.
+        """Wait until the collective has ended; only then are its results in the tensors.
 
         Parameters
         ----------
         timeout : timedelta, optional
-            Accepted, as in PyTorch; it changes nothing.
+            How long to wait at most; by default, as long as it takes.
 
         Returns
         -------
         bool
             Always True.
+
+        Raises
+        ------
+        DistributedError
+            If the collective failed, or has not ended in that time.
         """
+        self._result(timeout)
         return True
 
+    def _result(self, timeout: Any = None) -> Any:
+        call, finish = self._call, self._finish
+        result = None
+        if call is not None:
+            result = call.wait(None if timeout is None else _seconds(timeout))
+            self._call = None
+        self._finish = None
+        return result if finish is None else finish(result)
+
     def is_completed(self) -> bool:
-        """Return True: the collective has finished.
+        """Return whether the collective has ended.
 
         Returns
         -------
         bool
-            Always True.
+            After it is True, its results are in the tensors, and `wait` returns at once.
         """
+        if self._call is not None and not self._call.is_done:
+            return False
+        if self.is_success():
+            self._result()
         return True
 
     def is_success(self) -> bool:
-        """Return True: the collective has finished.
+        """Return whether the collective has ended without an error.
 
         Returns
         -------
         bool
-            Always True.
+            False while it is under way, too.
         """
-        return True
+        return self._call is None or (self._call.is_done and self._call.error is None)
 
 
 class ProcessGroup:
-    """A group of processes; here, this process alone.
+    """A group of processes.
 
     Parameters
     ----------
     backend : str
         Name that `get_backend` returns.
+    ranks : sequence of int, default (0,)
+        The numbers of its processes among all.
+    protocol : GroupProtocol, optional
+        Speaks to the other processes; None if there are none.
     """
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, ranks: Sequence[int] = (0,), protocol: GroupProtocol | None = None) -> None:
         self.backend = backend
+        self.ranks = tuple(ranks)
+        self._protocol = protocol
 
     def rank(self) -> int:
         """Return the number of this process in the group.
@@ -92,9 +138,9 @@ class ProcessGroup:
         Returns
         -------
         int
-            Always 0.
+            From 0 on.
         """
-        return 0
+        return 0 if self._protocol is None else self._protocol.rank
 
     def size(self) -> int:
         """Return the number of processes in the group.
@@ -102,9 +148,9 @@ class ProcessGroup:
         Returns
         -------
         int
-            Always 1.
+            At least 1.
         """
-        return 1
+        return len(self.ranks)
 
     def name(self) -> str:
         """Return the name of the group's backend.
@@ -115,6 +161,35 @@ class ProcessGroup:
             Such as "gloo".
         """
         return self.backend
+
+
+def begin(group: ProcessGroup, what: str, steps: Steps, finish: Callable[[Any], Any] | None = None) -> Work:
+    """Begin a collective that `what` describes in the same words on all ranks; the user's line called it."""
+    if group._protocol is None:
+        result = alone(steps)
+        return Work(None, None if finish is None else lambda _: finish(result))
+    call = group._protocol.begin(what, user_line.place(), steps)
+    launched_world().wake()
+    return Work(call, finish)
+
+
+def run(group: ProcessGroup, what: str, steps: Steps) -> Any:
+    """Run a collective, and return its result. Raises DistributedError if it fails."""
+    return begin(group, what, steps, lambda result: result)._result()
+
+
+def begin_message(
+    group: ProcessGroup, source: int, target: int, tag: int, what: str, steps: Steps, finish: Callable[[Any], Any]
+) -> Work:
+    """Begin to send or receive between two different processes, which have these numbers in the group."""
+    world = launched_world()
+    call = world.channel(group.ranks[source], group.ranks[target], tag).begin(what, user_line.place(), steps)
+    world.wake()
+    return Work(call, finish)
+
+
+def _seconds(timeout: Any) -> float:
+    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
 
 
 class _Default:
@@ -139,7 +214,7 @@ def is_available() -> bool:
     Returns
     -------
     bool
-        Always True: one process works as a group of its own.
+        Always True: without MPI, a process works as a group of its own.
     """
     return True
 
@@ -155,18 +230,29 @@ def is_initialized() -> bool:
     return _Default.group is not None
 
 
-def is_gloo_available() -> bool:
-    """Return whether a backend is available.
+def is_mpi_available() -> bool:
+    """Return whether several processes can work together: whether mpi4py is installed.
 
     Returns
     -------
     bool
-        Always False: nothing is sent to other processes.
+        It carries what PyTorch's other backends carry there.
+    """
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def is_gloo_available() -> bool:
+    """Return whether PyTorch's backend is there.
+
+    Returns
+    -------
+    bool
+        Always False: MPI is the only one.
     """
     return False
 
 
-is_mpi_available = is_nccl_available = is_gloo_available
+is_nccl_available = is_gloo_available
 
 
 def is_torchelastic_launched() -> bool:
@@ -184,20 +270,20 @@ def init_process_group(
     backend: str | None = None, init_method: str | None = None, timeout: Any = None, world_size: int = -1,
     rank: int = -1, store: Any = None, group_name: str = "", pg_options: Any = None, device_id: Any = None,
 ) -> None:  # fmt: skip
-    """Make the group of all processes, which is this process alone.
+    """Make the group of all processes that an MPI launcher started: of this process alone, without a launcher.
 
     Parameters
     ----------
     backend : str, optional
-        "gloo", "mpi", "nccl" or "ucc", a name that is kept for `get_backend`; "gloo", by default.
+        "gloo", "mpi", "nccl" or "ucc", a name that is kept for `get_backend`; "gloo", by default. MPI carries all.
     init_method : str, optional
-        How processes find each other; "env://", by default, reads the environment.
+        How processes find each other; "env://", by default, reads the environment. MPI's launcher knows it.
     timeout : timedelta, optional
-        Accepted, as in PyTorch; it changes nothing.
+        How long a collective may take until it raises; 30 minutes, by default.
     world_size : int, default -1
-        Number of processes; -1 takes what the environment says as ``WORLD_SIZE``.
+        Number of processes; -1 takes what the environment says.
     rank : int, default -1
-        Number of this process; -1 takes what the environment says as ``RANK``.
+        Number of this process; -1 takes what the environment says.
     store : object, optional
         If it is given, the environment need not be complete.
     group_name : str, default ""
@@ -210,7 +296,8 @@ def init_process_group(
     Raises
     ------
     DistributedError
-        For more than one process, if the environment of "env://" is not complete, and if the group was made before.
+        For several processes that no MPI launcher started, if mpi4py is missing or uses another MPI than the launcher,
+        if the environment of "env://" is not complete, and if the group was made before.
     ArgumentError
         For an unknown backend.
     """
@@ -219,12 +306,14 @@ def init_process_group(
     named = "gloo" if backend is None else str(backend).lower()
     if not {part.rpartition(":")[2] for part in named.split(",")} <= {*_BACKENDS}:
         raise ArgumentError(f"init_process_group: got backend {backend!r}; wanted one of {', '.join(_BACKENDS)}")
-    launched = max((int(os.environ[name]) for name in _LAUNCHERS if os.environ.get(name, "").isdecimal()), default=1)
-    size = world_size if world_size != -1 else launched
-    if max(size, launched) > 1 or rank > 0:
+    if is_launched():
+        _Default.group = group.WORLD = _of_launched(named, launched(_MPI_LAUNCHERS), world_size, rank, timeout)
+        return
+    size = max(world_size, launched(), rank + 1)
+    if size > 1:
         raise DistributedError(
-            f"init_process_group: got {max(size, launched, rank + 1)} processes; this version trains with one: start "
-            "the program once, without torchrun or mpiexec, and with world_size=1"
+            f"init_process_group: got {size} processes; MPI starts those: use spillgrad launch -n {size} program.py, "
+            f"or mpiexec -n {size} python program.py, in place of torchrun"
         )
     if store is None and named != "mpi" and (init_method or "env://").startswith("env://"):
         for variable, given in (("RANK", rank), ("WORLD_SIZE", world_size)):
@@ -234,6 +323,43 @@ def init_process_group(
                     f"variable {variable} expected, but not set; give rank=0 and world_size=1"
                 )
     _Default.group = group.WORLD = ProcessGroup(named)
+
+
+def is_under_mpi() -> bool:
+    """Return whether an MPI launcher started this process, alone or with others."""
+    return any(name in os.environ for name in _MPI_LAUNCHERS)
+
+
+def is_launched() -> bool:
+    """Return whether an MPI launcher started this process and others."""
+    return launched(_MPI_LAUNCHERS) > 1
+
+
+def launched(variables: Iterable[str] = _LAUNCHERS) -> int:
+    """Return how many processes a launcher, by default any, says that it started."""
+    return max((int(os.environ[name]) for name in variables if os.environ.get(name, "").isdecimal()), default=1)
+
+
+def _of_launched(backend: str, count: int, world_size: int, rank: int, timeout: Any) -> ProcessGroup:
+    world = launched_world()
+    if world.size != count:
+        raise DistributedError(
+            f"init_process_group: the launcher started {count} processes, but mpi4py uses {world.library}, which "
+            f"knows of {world.size}; start the program with the mpiexec of that MPI"
+        )
+    for what, given, found in (("world_size", world_size, world.size), ("rank", rank, world.rank)):
+        if given not in (-1, found):
+            raise DistributedError(f"init_process_group: got {what}={given}; the launcher says {found}: leave it out")
+    _share_cores()
+    ranks = range(world.size)
+    return ProcessGroup(backend, ranks, world.group(ranks, _TIMEOUT_S if timeout is None else _seconds(timeout)))
+
+
+def _share_cores() -> None:
+    """Use this process's share of the machine's cores, unless the program has chosen a number of threads."""
+    cores = len(os.sched_getaffinity(0))
+    if get_num_threads() == cores == os.cpu_count():  # the launcher has not bound it to some of them
+        set_num_threads(max(1, cores // launched(_BESIDE)))
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -250,6 +376,8 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         Before `init_process_group`.
     """
     present = member(group)
+    if present._protocol is not None:
+        launched_world().forget(present._protocol)
     if present is _Default.group:
         _Default.group = GroupMember.WORLD = None
 
@@ -262,6 +390,8 @@ def member(group: Any = None) -> ProcessGroup:
         )
     if group is None:
         return _Default.group
+    if group is GroupMember.NON_GROUP_MEMBER:
+        raise DistributedError("group: got one that this process is not in; only its members call its collectives")
     if not isinstance(group, ProcessGroup):
         raise DistributedError(f"group: got {type(group).__name__}; wanted a group of new_group() or None")
     return group
@@ -278,14 +408,14 @@ def get_rank(group: ProcessGroup | None = None) -> int:
     Returns
     -------
     int
-        Always 0.
+        From 0 on; -1 for a group that this process is not in.
 
     Raises
     ------
     DistributedError
         Before `init_process_group`.
     """
-    return member(group).rank()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else member(group).rank()
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
@@ -299,14 +429,14 @@ def get_world_size(group: ProcessGroup | None = None) -> int:
     Returns
     -------
     int
-        Always 1.
+        At least 1; -1 for a group that this process is not in.
 
     Raises
     ------
     DistributedError
         Before `init_process_group`.
     """
-    return member(group).size()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else member(group).size()
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
@@ -333,14 +463,14 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 def new_group(
     ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None, **options: Any
 ) -> Any:
-    """Return a new group of processes.
+    """Return a new group of processes; all processes call this, in the same order.
 
     Parameters
     ----------
     ranks : iterable of int, optional
         Numbers of the processes; all, by default.
     timeout : timedelta, optional
-        Accepted, as in PyTorch; it changes nothing.
+        How long a collective may take until it raises; 30 minutes, by default.
     backend : str, optional
         Name that `get_backend` returns; that of the group of all processes, by default.
     **options : object
@@ -349,7 +479,7 @@ def new_group(
     Returns
     -------
     ProcessGroup
-        Or ``GroupMember.NON_GROUP_MEMBER``, if `ranks` is empty, so that this process is not among them.
+        Or ``GroupMember.NON_GROUP_MEMBER``, if this process is not among `ranks`.
 
     Raises
     ------
@@ -357,10 +487,15 @@ def new_group(
         Before `init_process_group`, and for processes that do not exist.
     """
     world = member()
-    wanted = [0] if ranks is None else list(ranks)
-    if any(rank != 0 for rank in wanted):
-        raise DistributedError(f"new_group: got ranks {wanted}; this process, 0, is the only one")
-    return ProcessGroup(world.backend if backend is None else backend) if wanted else GroupMember.NON_GROUP_MEMBER
+    wanted = list(world.ranks) if ranks is None else sorted({*ranks})
+    if not {*wanted} <= {*world.ranks}:
+        raise DistributedError(f"new_group: got ranks {wanted}; there are {world.size()} processes, from 0 on")
+    protocol = None
+    if world.size() > 1:
+        protocol = launched_world().group(wanted, _TIMEOUT_S if timeout is None else _seconds(timeout))
+    if world.ranks[world.rank()] not in wanted:
+        return GroupMember.NON_GROUP_MEMBER
+    return ProcessGroup(world.backend if backend is None else backend, wanted, protocol)
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
@@ -374,14 +509,14 @@ def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
     Returns
     -------
     list of int
-        Always ``[0]``.
+        In the order of their numbers in the group.
 
     Raises
     ------
     DistributedError
         Before `init_process_group`.
     """
-    return list(range(member(group).size()))
+    return list(member(group).ranks)
 
 
 def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
@@ -397,14 +532,14 @@ def get_global_rank(group: ProcessGroup, group_rank: int) -> int:
     Returns
     -------
     int
-        Always 0.
+        Its number among all.
 
     Raises
     ------
     DistributedError
         Before `init_process_group`, or if there is no such process.
     """
-    return require_rank("get_global_rank", group_rank, group)
+    return member(group).ranks[require_rank("get_global_rank", group_rank, group)]
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
@@ -420,19 +555,37 @@ def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
     Returns
     -------
     int
-        Always 0.
+        Its number in the group.
 
     Raises
     ------
     DistributedError
-        Before `init_process_group`, or if there is no such process.
+        Before `init_process_group`, or if the process is not in the group.
     """
-    return require_rank("get_group_rank", global_rank, group)
+    return in_group("get_group_rank", global_rank, group)
+
+
+def in_group(name: str, rank: int, group: Any = None) -> int:
+    """Return the number in a group of the process with a number among all. Raises DistributedError without it."""
+    ranks = member(group).ranks
+    if rank not in ranks:
+        raise DistributedError(
+            f"{name}: got rank {rank}; the group has rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        )
+    return ranks.index(rank)
+
+
+def named_rank(name: str, rank: int | None, group_rank: int | None, group: Any = None) -> int:
+    """Return the number in a group of the process that a caller names by its number among all, or in the group.
+
+    By default, that is the group's first. Raises DistributedError if there is no such process.
+    """
+    return require_rank(name, group_rank, group) if rank is None else in_group(name, rank, group)
 
 
 def require_rank(name: str, rank: int | None, group: Any = None) -> int:
     """Return the number of a process in a group; None means 0. Raises DistributedError if there is no such process."""
     size = member(group).size()
     if rank is not None and not 0 <= rank < size:
-        raise DistributedError(f"{name}: got rank {rank}; the group has {size} process, whose rank is 0")
+        raise DistributedError(f"{name}: got rank {rank} of a group of {size} from 0 on")
     return 0 if rank is None else rank

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import UnsetType
 
-from spillgrad.inspection.records import Failure, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.inspection.records import Failure, RamChange, Sample, Shrinkage, Span, Step, StepPlan
 from spillgrad.storage.journal import events
 from spillgrad.storage.journal.writer import LONGEST_PLAN
 from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
@@ -36,6 +36,12 @@ class _Live(NamedTuple):
     nbytes: int
     origin: Origin
     moved: OriginCounters
+
+
+class _InRam(NamedTuple):
+    nbytes: int
+    origin: Origin
+    step: int | None
 
 
 class Place(NamedTuple):
@@ -66,6 +72,7 @@ class Placed(NamedTuple):
 
 
 _UNKNOWN = _Live(0, NO_ORIGIN, OriginCounters())
+_ROOM = Origin(op="room")
 
 
 class JournalState:
@@ -73,9 +80,13 @@ class JournalState:
 
     Sums cover the whole run, even if older lines are gone, because each file begins with totals. `is_flushed` says
     whether a flush has written every array into HDF5's structure. Places are recorded only if `with_places`.
+    `on_span` and `on_ram` are called with what the lines tell of spans, and of arrays that come into RAM or leave it.
     """
 
-    def __init__(self, on_span: Callable[[Span], None] | None = None, with_places: bool = False) -> None:
+    def __init__(
+        self, on_span: Callable[[Span], None] | None = None, with_places: bool = False,
+        on_ram: Callable[[RamChange], None] | None = None,
+    ) -> None:  # fmt: skip
         self.origins: dict[Origin, OriginCounters] = {}
         self._sources: list[tuple[Origin, OriginCounters]] = []
         self._known: dict[Origin, int] = {}  # indices in `_sources`
@@ -109,6 +120,8 @@ class JournalState:
         self._sample_gap_s = 0.0
         self._phase_began_s = 0.0
         self._on_span = on_span
+        self._on_ram = on_ram
+        self._ram: dict[int, _InRam] = {}
         self._handlers: dict[type[events.Event], Callable[[Any], None]] = {
             events.Pack: self._packed,
             events.Label: self._relabeled,
@@ -118,6 +131,7 @@ class JournalState:
             events.Read: self._read,
             events.Wait: self._waited,
             events.Place: self._stands,
+            events.Ram: lambda line: self._ram_changed(line.t, line.array, line.bytes),
             events.Change: lambda line: self._leaves(line.array),
             events.Flush: self._flushed,
             events.Free: self._freed,
@@ -182,7 +196,7 @@ class JournalState:
         return _Live(packed >> _SOURCE_BITS, *self._sources[packed & ((1 << _SOURCE_BITS) - 1)])
 
     def _note_step(self, number: int, step: int | None) -> None:
-        if self._with_places and step is not None:
+        if (self._with_places or self._on_ram is not None) and step is not None:
             self._steps[number] = step
 
     def _packed(self, line: events.Pack) -> None:
@@ -207,6 +221,9 @@ class JournalState:
             each.packed_bytes += sign * former.nbytes
         self._live[line.array] = former.nbytes << _SOURCE_BITS | source
         self._note_step(line.array, line.step)
+        if (held := self._ram.get(line.array)) is not None:
+            self._ram_changed(line.t, line.array, -held.nbytes)
+            self._ram_changed(line.t, line.array, held.nbytes)
 
     def _whose(self, line: _OfArray) -> _Live:
         """Return the array of a line: from the line if it describes the array, else the live array, else `_UNKNOWN`."""
@@ -298,6 +315,21 @@ class JournalState:
         if packed is not None:
             self._live_bytes -= packed >> _SOURCE_BITS
 
+    def _ram_changed(self, t: float, array: int, nbytes: int) -> None:
+        """Record that more or fewer bytes of an array count as RAM. No more go than came, whatever the line says."""
+        if self._on_ram is None:
+            return
+        held = self._ram.pop(array, None)
+        if held is None:
+            origin = _ROOM if array == events.NO_ARRAY else (self._live_array(array) or _UNKNOWN).origin
+            held = _InRam(0, origin, self._steps.get(array))
+        nbytes = max(nbytes, -held.nbytes) if len(self._ram) < _LIVE_MAX else -held.nbytes
+        if held.nbytes + nbytes:
+            self._ram[array] = held._replace(nbytes=held.nbytes + nbytes)
+        if nbytes:
+            number = None if array == events.NO_ARRAY else array
+            self._on_ram(RamChange(t, number, nbytes, held.origin, held.step))
+
     def _failed(self, line: events.Fail) -> None:
         self.failure_count += 1
         self.failures.append(Failure(line.t, line.reason[:1000]))
@@ -380,14 +412,14 @@ class JournalState:
 
     def _begun(self, line: events.Totals) -> None:
         if line.totals is not None:
-            self._take(line.totals)
+            self._take(line.totals, line.t)
 
     def _ended(self, line: events.End) -> None:
         if line.totals:
-            self._take(line.totals)
+            self._take(line.totals, line.t)
         self.ended = True
 
-    def _take(self, sums: events.Sums) -> None:
+    def _take(self, sums: events.Sums, t: float) -> None:
         """Replace all sums by those of a `totals` or `end` line."""
         stats = sums.stats
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
@@ -415,6 +447,11 @@ class JournalState:
         self._totals += 1
         self.knows_places = True
         self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
+        if sums.ram is not None:  # the lines that told of it may be missing
+            in_ram = dict(sums.ram)
+            for number in (*self._ram, *in_ram):
+                held = self._ram.get(number)
+                self._ram_changed(t, number, in_ram.get(number, 0) - (0 if held is None else held.nbytes))
 
 
 def _told(value: _T | UnsetType | None) -> _T | None:

@@ -1,5 +1,7 @@
 """Make text from files of unknown origin safe to print."""
 
+from spillgrad.storage.origin_counters import Origin
+
 # A longer run of characters is cut in its middle; before a shorter one, the text is cut at the space.
 _LONGEST_WORD = 20
 
@@ -15,6 +17,13 @@ def printable(text: str, most: int = 200) -> str:
         return shown
     words, _, part = shown[:most].rpartition(" ")
     return (words if words and len(part) <= min(_LONGEST_WORD, most // 4) else shown[: most - 1]) + "…"
+
+
+def origin_name(origin: Origin) -> str:
+    """Return an origin in words, such as `mul.self in h.0.mlp, float32`."""
+    what = ".".join(part for part in (origin.op, origin.slot) if part) or "array"
+    where = f" in {origin.module}" if origin.module else ""
+    return printable(what + where) + (f", {printable(origin.dtype, 30)}" if origin.dtype else "")
 
 
 def _visible(character: str) -> str:

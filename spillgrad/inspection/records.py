@@ -150,6 +150,40 @@ class Span:
     cause: str | None = None
     ahead: bool = False
 
+    @property
+    def title(self) -> str:
+        """The kind in words: that of a wait is "wait for room" or "wait for data", that of a prefetch "read ahead"."""
+        if self.kind == "wait":
+            return "wait for room" if self.cause == "put" else "wait for data"
+        return "read ahead" if self.kind == "read" and self.ahead else self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class RamChange:
+    """More or fewer bytes of an array count as RAM.
+
+    Parameters
+    ----------
+    t : float
+        When it happened.
+    array : int or None
+        Number of the array; None for bytes that are of no array, such as a copy that is being made, whose `op` is
+        "room".
+    nbytes : int
+        Bytes that came; negative, bytes that went.
+    origin : Origin
+        Where the array comes from. Bytes go with the origin with which they came: if the array gets another label, they
+        go, and come again.
+    step : int or None
+        The training step in which the array was put.
+    """
+
+    t: float
+    array: int | None
+    nbytes: int
+    origin: Origin
+    step: int | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Failure:

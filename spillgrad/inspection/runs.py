@@ -3,14 +3,16 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from spillgrad.errors import SpillError, SpillFormatError
+from spillgrad.errors import ArgumentError, SpillError, SpillFormatError
 from spillgrad.inspection.find import is_segment_file
 from spillgrad.inspection.journal_reader import JournalReader, head_of
 from spillgrad.inspection.journal_state import JournalState
-from spillgrad.inspection.records import Inspection, Run, Settings, Span
+from spillgrad.inspection.printable import printable
+from spillgrad.inspection.records import Inspection, RamChange, Run, Settings, Span
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad.storage.journal.events import Head
 from spillgrad.storage.journal.files import JOURNAL_NAME, has_others_beside, is_journal, is_of, old_path
@@ -158,6 +160,21 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     return Inspection(Path(path), sorted(runs, key=lambda run: run.began or ""))
 
 
+def inspect_one(who: str, path: Path) -> Run:
+    """Return the record of the one run at a path.
+
+    Raises ArgumentError, with `who` at its beginning, if there are several runs or a segment. Raises the errors of
+    `inspect`.
+    """
+    if is_segment_file(path):
+        raise ArgumentError(f"{who}: got {path}, a segment, wanted a run; name its folder, or a journal")
+    runs = inspect(path).runs
+    if len(runs) != 1:
+        one = f"name one, such as the newest: {printable(str(runs[-1].path), 4096)}"
+        raise ArgumentError(f"{who}: got {len(runs)} runs in {path}, wanted one; {one}")
+    return runs[0]
+
+
 def _read_runs(places: list[Path], named: Path) -> Iterator[Run]:
     for place in places:
         try:
@@ -241,10 +258,34 @@ def spans(run: Run) -> Iterator[Span]:
     Span
         A phase, a write, a read or a wait.
     """
+    yield from _told(run, lambda tell: JournalState(on_span=tell))
+
+
+def ram_changes(run: Run) -> Iterator[RamChange]:
+    """Yield how the bytes in RAM changed, array by array, as far as the journal still has it.
+
+    The sum of all changes up to a time is what the budget bounds then: `ram_bytes` of a `Sample`. Only a journal that
+    was kept (`keep_journal=`) has these changes.
+
+    Parameters
+    ----------
+    run : Run
+        A run that `inspect` returned.
+
+    Yields
+    ------
+    RamChange
+        Bytes of an array that came into RAM, or went.
+    """
+    yield from _told(run, lambda tell: JournalState(on_ram=tell))
+
+
+def _told(run: Run, state: Callable[[Callable[[Any], None]], JournalState]) -> Iterator[Any]:
+    """Yield what the state that `state` makes tells the function it is given, while it reads the journal of a run."""
     if run.journal is None:
         return
-    found: list[Span] = []
-    with JournalReader(run.journal, JournalState(on_span=found.append)) as reader:
+    found: list[Any] = []
+    with JournalReader(run.journal, state(found.append)) as reader:
         for _ in reader.pieces():
             yield from found
             found.clear()

@@ -7,11 +7,15 @@ import ml_dtypes
 import numpy as np
 
 from spillgrad.spill.saved_memory import Layout
+from spillgrad_kernels.memory import buffers
 
 # HDF5 allows no more dimensions.
 MAX_DIMENSIONS = 32
 # Frameworks align memory to this many bytes. On memory that is not aligned, libraries may sum in another order.
 ALIGNMENT_BYTES = 64
+# Of an offloaded model, tensors of fewer bytes stay in RAM. From this many on, the arrays of a store are aligned as
+# frameworks' memory is; of another array a tensor would need a copy, in which a change through a view would be lost.
+MIN_BYTES = buffers.POOLED_MIN_BYTES
 
 
 def dtype_and_shape(layout: Layout, nbytes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:

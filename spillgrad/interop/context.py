@@ -2,17 +2,24 @@
 
 import weakref
 from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
 
 from spillgrad.interop.arrays import ALIGNMENT_BYTES
 from spillgrad.spill.context import SpillContext
-from spillgrad.spill.saved_memory import Layout
-from spillgrad.storage.store import Handle
+from spillgrad.spill.saved_memory import Layout, SavedMemory
+from spillgrad.storage import trim_memory
+from spillgrad.storage.store import Handle, Label
+from spillgrad_kernels.memory import buffers
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
 # If a tensor spans a smaller share of its memory, as a batch sliced from all data does, only its part is stored.
 _SHARE_STORED_WHOLE = 1 / 4
+# If less memory than this is left for each byte in the store, the framework's dead arrays must go back at once.
+_LEFT_PER_STORED = 4
 
 
 class FrameworkContext(SpillContext):
@@ -20,6 +27,19 @@ class FrameworkContext(SpillContext):
 
     def _begin(self) -> None:
         self._stored: weakref.WeakValueDictionary[Hashable, Handle] = weakref.WeakValueDictionary()
+
+    def _put(self, memory: SavedMemory, label: Label, store: Any = None) -> Handle:
+        handle = super()._put(memory, label, store)
+        # The framework allocated this memory. The pool must not keep as much besides, for arrays that are in RAM later.
+        buffers.pool.keep_idle_within(max(0, self._store.ram_budget - self._store.ram_bytes))
+        trim_memory.trim_if_due(_LEFT_PER_STORED * self._store.live_bytes)
+        return handle
+
+    def _get(self, handle: Handle) -> np.ndarray:
+        """Return the array of a handle, before a function that may need much memory."""
+        trim_memory.release_if_due()
+        array: np.ndarray = self._store.get(handle)
+        return array
 
     def _altered_by(self, layout: Layout) -> Hashable | None:
         """Return a key for the lossy codec and the tensor's dtype; None if no codec is lossy.

@@ -4,7 +4,8 @@ from typing import Any
 
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.recompute.state import is_recomputing
-from spillgrad.errors import ShapeError
+from spillgrad.distributed.process_group import get_world_size, is_initialized
+from spillgrad.errors import ShapeError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.normalization import Affine
 from spillgrad.ops import channel_norm, creation, shape
@@ -183,7 +184,9 @@ class BatchNorm3d(_BatchNorm):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Normalise channels by the statistics of the batches of all processes: here, of the one process.
+    """Normalise channels by the statistics of the batch of the one process.
+
+    PyTorch's takes those of all processes; several processes are refused in training.
 
     The input has shape (N, num_features, ...), the result the same.
 
@@ -209,6 +212,11 @@ class SyncBatchNorm(_BatchNorm):
 
     _ndims = (2, 3, 4, 5)
 
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and is_initialized() and get_world_size() > 1:
+            raise UnsupportedError("SyncBatchNorm: got several processes; use BatchNorm, or one process")
+        return super().forward(x)
+
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: Any = None) -> Module:
         """Return the module with all `BatchNorm` layers, itself included, replaced by layers with their tensors.
@@ -218,7 +226,7 @@ class SyncBatchNorm(_BatchNorm):
         module : Module
             Module whose layers are replaced in place.
         process_group : object, optional
-            Accepted for PyTorch's programs; there is one process.
+            Accepted for PyTorch's programs.
 
         Returns
         -------

@@ -8,9 +8,10 @@
 parameter of a record, such as `Plan`, is its attribute, too.
 """
 
+from spillgrad.spill.planning.candidate import Alternative, Prediction
 from spillgrad.spill.planning.machine import Disk, Machine, measure
-from spillgrad.spill.planning.plan import Alternative, Plan, Treatment, observe, plan
-from spillgrad.spill.planning.predict import Prediction, Whole
+from spillgrad.spill.planning.plan import Plan, Treatment, observe, plan
+from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import Profile, profile
 
 __all__ = [

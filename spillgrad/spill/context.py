@@ -15,14 +15,16 @@ from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
 
+# The most bytes of saved tensors that stay on a CUDA device. Two of the largest tensors that a layer of GPT-2 saves at
+# 4 × 512 tokens: enough to copy one while another is used.
+DEVICE_BUDGET = "64MiB"
+
 
 class SpillContext(StoreOwner):
     """Owns a store for saved tensors. Each framework's `save_on_disk` derives from it, and adds the hooks."""
 
-    # The name of the function whose result may be passed in place of a directory, and the class of that result.
-    _shared: ClassVar[tuple[str, type[StoreOwner]] | None] = None
-    # The `stacklevel` of warnings: the number of stack frames from the function that warns to the user's code.
-    _stacklevel: ClassVar[int] = 3
+    # The name of the function whose result may be passed in place of a directory, and the classes of these results.
+    _shared: ClassVar[tuple[str, tuple[type[StoreOwner], ...]] | None] = None
 
     def __init__(
         self, directory: str | os.PathLike[str] | StoreOwner | None = None, *, ram_budget: int | str | None = None,
@@ -41,7 +43,6 @@ class SpillContext(StoreOwner):
             directory,
             ram_budget,
             shared=self._shared,
-            stacklevel=self._stacklevel,
             direct_io=direct_io,
             checksums=checksums,
             on_full=on_full,

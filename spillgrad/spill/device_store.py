@@ -79,8 +79,8 @@ class _DeviceTier(BudgetedTier[DeviceEntry]):
         self.copied_bytes -= sum(self._dead_memory)
         return self.used_bytes + self.copied_bytes
 
-    def reserve(self, nbytes: int, pinned: bool = False) -> None:
-        super().reserve(nbytes, pinned)
+    def reserve(self, nbytes: int, pinned: bool = False, entry: DeviceEntry | None = None) -> None:
+        super().reserve(nbytes, pinned, entry)
         self.peak_held_bytes = max(self.peak_held_bytes, self.held_bytes)
 
     def _lease(self, entry: DeviceEntry, array: np.ndarray) -> Lease:
@@ -308,7 +308,9 @@ class DeviceStore(TieredStore[DeviceEntry]):
 
     # The store of the host as the tier below
 
-    def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
+    def _wait_for_room(
+        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, raises: bool = True
+    ) -> bool:  # fmt: skip
         return self._make_room(nbytes)
 
     def _begin_load(self, entry: DeviceEntry, pinned: bool = True) -> None:

@@ -5,21 +5,18 @@ import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
+from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.spill.offload.building import built_model, built_optimizer
-from spillgrad.spill.offload.needs import DiskNeed, Need, disk_need, needs_of
-from spillgrad.spill.offload.tensors import TensorResidents
-from spillgrad.spill.offload.training import OffloadedTraining
-from spillgrad.storage.disk.file_system import free_bytes
-from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad.spill.offload.building import offloading_what_is_registered
+from spillgrad.spill.offload.needs import Needs
+from spillgrad.spill.offload.owner import OffloadOwner, require_enough
+from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
+from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
+from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import StoreStats
-from spillgrad.storage.store_owner import StoreOwner
-from spillgrad_kernels.memory import buffers
 
 # The number of layers that the default `device_budget` holds: while one is used, the next is copied.
 _LAYERS_ON_DEVICE = 2
@@ -33,7 +30,7 @@ class OffloadStats(StoreStats):
     peak_device_bytes: int = 0
 
 
-class disk_offload(StoreOwner):
+class disk_offload(OffloadOwner):
     """Keep a model's parameters and buffers, their gradients and the optimizer's state on disk.
 
     A tensor is read when something uses it; once a step has shown the order of use, tensors are read ahead of time.
@@ -160,6 +157,13 @@ class disk_offload(StoreOwner):
         model, optimizer = offload.model, offload.optimizer
     """
 
+    _framework = FRAMEWORK
+    _optimizer_class = Optimizer
+    _kind_of_residents = TensorResidents
+    _copied_instead = "the model and the optimizer, which are in RAM then, or use save_checkpoint()"
+    _residents: TensorResidents
+    _training: OffloadedTraining
+
     def __init__(
         self,
         model: Module | Callable[[], Module],
@@ -175,86 +179,53 @@ class disk_offload(StoreOwner):
         on_full: str = "raise",
         keep_journal: str | os.PathLike[str] | None = None,
     ) -> None:
-        if optimizer is None and (step_in_backward or max_grad_norm is not None):
-            given = "step_in_backward=True" if step_in_backward else f"max_grad_norm={max_grad_norm}"
-            raise ArgumentError(f"disk_offload: got {given} without an optimizer; give one")
-        if max_grad_norm is not None and not (isinstance(max_grad_norm, int | float) and max_grad_norm >= 0):
-            raise ArgumentError(f"disk_offload: got max_grad_norm={max_grad_norm!r}; wanted a number, not negative")
-        budget_bytes = parse_bytes(ram_budget)
-
-        def residents() -> TensorResidents:
-            store = self._kind_of_store(
-                directory,
-                ram_budget=budget_bytes,
-                direct_io=direct_io,
-                checksums=checksums,
-                on_full=on_full,
-                keep_journal=keep_journal,
-            )
-            return TensorResidents(store)
-
-        found = None if isinstance(model, Module) else residents()
-        with contextlib.ExitStack() as undo:
-            if found is not None:
-                undo.callback(found.store.close)  # nobody else uses it
-            self.model = built_model(model, found)
-            self.optimizer = built_optimizer(optimizer, self.model)
-            copies_gradients = max_grad_norm is not None and not step_in_backward
-            needs = needs_of(self.model, self.optimizer, copies_gradients)
-            self.least_budget, self.least_device_budget = needs.ram.nbytes, needs.device.nbytes
-            _require_enough("ram_budget", budget_bytes, needs.ram)
-            if device_budget is None:
-                device_budget_bytes = _LAYERS_ON_DEVICE * needs.at_once.nbytes
-            else:
-                device_budget_bytes = parse_bytes(device_budget)
-                _require_enough("device_budget", device_budget_bytes, needs.device)
-            self._residents = found or residents()
-            self._residents.allow_on_device(device_budget_bytes)
-            self._store = self._residents.store
-            disk = disk_need(self.model, self.optimizer, gradients=not step_in_backward or max_grad_norm is not None)
-            self._store.expect(sum(disk))
-            if on_full != "ram":
-                self._require_disk(disk)
-            self._training = OffloadedTraining(self._residents, step_in_backward, max_grad_norm)
-            self._training.take_model(self.model)
-            if self.optimizer is not None:
-                self._training.take_optimizer(self.optimizer)
-            undo.pop_all()
-        buffers.pool.keep_to_peak(self._residents)
-
-    def _require_disk(self, need: DiskNeed) -> None:
-        left_bytes = sum(need) - self._store.stats().disk_bytes
-        place = self._store.directory.parent
-        free = free_bytes(place)
-        if sum(need) > self._store.ram_budget and left_bytes > free:
-            raise SpillError(
-                f"disk_offload: {format_bytes(sum(need))} will be stored ({need}), {format_bytes(left_bytes)} of it "
-                f"yet to be written, but {place} has {format_bytes(free)} free; free space there, give "
-                "another directory, or keep in RAM what the disk refuses with on_full='ram'"
-            )
-
-    def __reduce__(self) -> Any:
-        raise OperandError(
-            "disk_offload: cannot be copied or pickled, as its files are those of this process; copy or pickle the "
-            "model and the optimizer, which are in RAM then, or use save_checkpoint()"
+        self._device_budget = device_budget
+        super().__init__(
+            model,
+            optimizer,
+            directory,
+            ram_budget=ram_budget,
+            step_in_backward=step_in_backward,
+            max_grad_norm=max_grad_norm,
+            on_full=on_full,
+            direct_io=direct_io,
+            checksums=checksums,
+            keep_journal=keep_journal,
         )
 
-    @property
-    def grad_norm(self) -> float | None:
-        """The norm of the gradients in the last step, before they were clipped; None before the first step."""
-        return self._training.grad_norm
+    def _offloading_what_is_registered(self, residents: TensorResidents) -> contextlib.AbstractContextManager[None]:
+        return offloading_what_is_registered(residents)
 
-    def flush(self) -> None:
-        """Wait until all arrays are in the files, except those that a caller is still changing.
+    def _require_free(self, model: Module, residents: TensorResidents | None) -> None:
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            storage = tensor.storage
+            if isinstance(storage, OffloadedStorage) and storage._residents is not residents:
+                raise ArgumentError(f"disk_offload: {name} is offloaded already; offload a model once")
 
-        Raises
-        ------
-        SpillError
-            If an array could not be written.
-        """
-        self._residents.return_changed(with_last=True)
-        self._residents.flush()
-        super().flush()
+    def _require_free_optimizer(self, optimizer: Optimizer) -> None:
+        if "step_context" in vars(optimizer):
+            raise ArgumentError(
+                "disk_offload: the optimizer is that of another offload already; offload models that share one "
+                "together, in a ModuleList"
+            )
+
+    def _require_budgets(self, ram_budget_bytes: int) -> Needs:
+        needs = super()._require_budgets(ram_budget_bytes)
+        self.least_device_budget = needs.device.nbytes
+        if self._device_budget is None:
+            self._device_budget_bytes = _LAYERS_ON_DEVICE * needs.at_once.nbytes
+        else:
+            self._device_budget_bytes = parse_bytes(self._device_budget)
+            require_enough("device_budget", self._device_budget_bytes, needs.device)
+        return needs
+
+    def _begin_training(self) -> OffloadedTraining:
+        self._residents.allow_on_device(self._device_budget_bytes)
+        training = OffloadedTraining(self._residents, self._step_in_backward, self._max_grad_norm)
+        training.take_model(self.model)
+        if self.optimizer is not None:
+            training.take_optimizer(self.optimizer)
+        return training
 
     def stats(self) -> OffloadStats:
         """Return the store's counters, and the bytes of parameters, gradients and state on a device.
@@ -266,11 +237,3 @@ class disk_offload(StoreOwner):
             `peak_device_bytes`, the most so far.
         """
         return OffloadStats(**dataclasses.asdict(super().stats()), **self._residents.device_stats())
-
-
-def _require_enough(name: str, given_bytes: int, need: Need) -> None:
-    if given_bytes < need.nbytes:
-        raise BudgetError(
-            f"disk_offload: got a {name} of {given_bytes} bytes, but {need.why}; give at least {need.nbytes} bytes "
-            f"({format_bytes(need.nbytes)})"
-        )

@@ -13,7 +13,7 @@ from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.autocast import Conversion
-from spillgrad.spill.context import SpillContext
+from spillgrad.spill.context import DEVICE_BUDGET, SpillContext
 from spillgrad.spill.disk_offload import OffloadStats, disk_offload
 from spillgrad.spill.keep_or_spill import Outcome, become, made_ahead
 from spillgrad.spill.offload.tensors import OffloadedView
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
-
-# Two of the largest tensors that a layer of GPT-2 saves at 4 × 512 tokens: enough to copy one while another is used.
-DEVICE_BUDGET = "64MiB"
 
 
 @dataclass(frozen=True)
@@ -204,8 +201,7 @@ class save_on_disk(SpillContext, hooks.saved_tensors_hooks):
 
     # Gradients that forward makes in advance may stay in RAM.
     sees_gradients = False
-    _shared = ("disk_offload", disk_offload)
-    _stacklevel = 4  # one more than by default, for `__init__` below
+    _shared = ("disk_offload", (disk_offload,))
 
     def __init__(
         self,

@@ -180,6 +180,7 @@ def note_view(
         views.append(View(operation or None, slot or None, layout.dtype_name, layout.shape, layout.strides, offset))
 
 
-def present_label(operation: str | None = None, slot: str | None = None) -> Label:
-    """Return the label for a tensor that this thread saves now, with this thread's current module and step."""
-    return Label(operation or None, slot or None, labels.current.module, labels.current.step)
+def present_label(operation: str | None = None, slot: str | None = None, module: str | None = None) -> Label:
+    """Return the label for a tensor that this thread saves now, in `module`, by default this thread's current one."""
+    running = labels.current.module if module is None else module
+    return Label(operation or None, slot or None, running, labels.current.step)

@@ -5,7 +5,8 @@
   a `DeadRun` for each; `free_bytes`, `is_ram_disk`; sizes as text: `parse_bytes`, `format_bytes`;
 * runs: `inspect(path)` returns an `Inspection` with a `Run` for each run, which consists of `Settings Origin
   OriginCounters Group Step StepPlan Sample Shrinkage Failure`; `spans(run)` yields a `Span` for each thing that took
-  time; `advise(run)` returns a list of `Advice`;
+  time, `ram_changes(run)` a `RamChange` whenever an array came into RAM or left it; `advise(run)` returns a list of
+  `Advice`;
 * untrusted files: `inspect_segment(path)` returns a `Segment`, which consists of `Item Chunk StoredArray`;
   `array_contents(path, array)` returns the `ArrayContents` of one array, with a histogram of `Bin`; `verify(path)`
   returns a `Verification`, with each `Problem`;
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Failure,
         Group,
         Inspection,
+        RamChange,
         Run,
         Sample,
         Settings,
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
         Step,
         StepPlan,
     )
-    from spillgrad.inspection.runs import inspect, spans
+    from spillgrad.inspection.runs import inspect, ram_changes, spans
     from spillgrad.inspection.segments import inspect_segment
     from spillgrad.inspection.verify import Problem, Verification, verify
 
@@ -67,6 +69,7 @@ __all__ = [
     "OriginCounters",
     "Preflight",
     "Problem",
+    "RamChange",
     "Run",
     "Sample",
     "Segment",
@@ -90,6 +93,7 @@ __all__ = [
     "is_ram_disk",
     "parse_bytes",
     "preflight",
+    "ram_changes",
     "read_journal",
     "read_segment",
     "spans",
@@ -103,10 +107,10 @@ _LATE = {
     "arrays": ("Chunk", "Item", "Segment", "StoredArray"),
     "contents": ("ArrayContents", "Bin", "array_contents"),
     "records": (
-        "Advice", "Failure", "Group", "Inspection", "Run", "Sample", "Settings", "Shrinkage", "Span", "Step",
-        "StepPlan",
+        "Advice", "Failure", "Group", "Inspection", "RamChange", "Run", "Sample", "Settings", "Shrinkage", "Span",
+        "Step", "StepPlan",
     ),
-    "runs": ("inspect", "spans"),
+    "runs": ("inspect", "ram_changes", "spans"),
     "segments": ("inspect_segment",),
     "verify": ("Problem", "Verification", "verify"),
 }  # fmt: skip

@@ -75,7 +75,10 @@ class Counters:
         self._step_began_s = time.perf_counter()
         self._total_before = OriginCounters()  # when the step began
         self._plans: list[StepPlan] = []
+        self._ram: dict[int, int] | None = None  # bytes in RAM by array, for a journal that stays
         tier.schedule.on_step = self._step_ended
+        if journal.kept:  # two microseconds for each array
+            self._ram, tier.on_count = {}, self._ram_changed
 
     # What happened
 
@@ -182,6 +185,15 @@ class Counters:
         reason = error if self._journal.with_origin else error.__cause__  # the cause names no origin
         self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
 
+    def _ram_changed(self, entry: DiskEntry | None, nbytes: int) -> None:
+        """Record in the journal that so many more bytes of `entry`, or of no array, are about to count as RAM."""
+        if self._ram is not None and nbytes:
+            array = events.NO_ARRAY if entry is None else entry.sequence
+            held = self._ram.pop(array, 0) + nbytes
+            if held:
+                self._ram[array] = held
+            self._journal.add(events.Ram(array, bytes=nbytes))
+
     def begin_phase(self, name: str | None) -> None:
         """Begin the phase `name` of a step: "forward", "backward" or "update"; None is the time between steps."""
         if name != self._phase:
@@ -281,6 +293,7 @@ class Counters:
             self._steps,
             [(*origin, *values(counters)) for origin, counters in self._origins.values()],
             [(entry.sequence, entry.nbytes, numbers[id(entry.counters)], self._step_of(entry.label)) for entry in live],
+            None if self._ram is None else list(self._ram.items()),
         )
 
     def sample(self, disk_bytes: int) -> "events.Event":

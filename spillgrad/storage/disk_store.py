@@ -315,7 +315,7 @@ class DiskStore(TieredStore[DiskEntry]):
         with self._state.lock:
             entry = self._state.open_entry("count_with", handle)
             entry.beside_bytes += nbytes
-            self._state.tier.reserve(nbytes, pinned=True)
+            self._state.tier.reserve(nbytes, pinned=True, entry=entry)
 
     def _begin_put(self, who: str) -> None:
         """Raise SpillError if the store is closed or a write failed. Called with the lock held."""
@@ -408,7 +408,7 @@ class DiskStore(TieredStore[DiskEntry]):
             if has_former:  # it stays meanwhile; a local name would keep it counted afterwards
                 tier.begin_change(entry, cast(np.ndarray, entry.array))
             else:
-                tier.reserve(entry.nbytes)
+                tier.reserve(entry.nbytes, entry=entry)
         copied = None
         try:
             copied = array.fetch()
@@ -420,7 +420,7 @@ class DiskStore(TieredStore[DiskEntry]):
                         self._wait_until_idle("replace", entry)
                 finally:  # not earlier: the values on disk would be loaded into the room
                     if not has_former:
-                        tier.unreserve(entry.nbytes)
+                        tier.unreserve(entry.nbytes, entry=entry)
                     elif entry.residence is CHANGING:
                         tier.end_change(entry)
                 if copied is not None:
@@ -505,6 +505,11 @@ class DiskStore(TieredStore[DiskEntry]):
         return self._state.tier.used_bytes
 
     @property
+    def live_bytes(self) -> int:
+        """The bytes of all arrays in the store, as in `stats()`, without waiting for the lock."""
+        return self._state.counters.live_bytes
+
+    @property
     def waited_s(self) -> float:
         """The seconds that callers have waited so far."""
         return self._state.counters.total.wait_s
@@ -581,7 +586,7 @@ class DiskStore(TieredStore[DiskEntry]):
                 damaged.append(error.with_traceback(None))  # which holds the array
             finally:
                 with state.lock:
-                    state.tier.unreserve(entry.nbytes, pinned=True)
+                    state.tier.unreserve(entry.nbytes, pinned=True, entry=entry)
                     self._loader.end_read(entry)
         return damaged
 
@@ -650,8 +655,10 @@ class DiskStore(TieredStore[DiskEntry]):
         """
         return buffers.empty(shape, dtype)
 
-    def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
-        return self._room.wait_for(nbytes, label, dtype)
+    def _wait_for_room(
+        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, raises: bool = True
+    ) -> bool:  # fmt: skip
+        return self._room.wait_for(nbytes, label, dtype, raises=raises)
 
     def _begin_load(self, entry: DiskEntry) -> None:
         self._loader.begin(entry, pinned=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spillgrad.bell import Bell
 from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
 from spillgrad.storage.disk.entry import DiskEntry
@@ -14,7 +15,6 @@ from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.tier_state import TierState
 from spillgrad.storage.store import Handle
 from spillgrad.storage.threads import io_threads
-from spillgrad.storage.threads.bell import Bell
 
 # This many freed extents wake the writer, which gives them back; fewer wait until it wakes for another reason.
 _MANY_FREED = 16

@@ -2,10 +2,11 @@
 
 import functools
 import inspect
-import warnings
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
+from spillgrad import user_line
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.disk.file_system import is_ram_disk
 from spillgrad.storage.disk.preflight import Preflight, preflight
@@ -31,14 +32,14 @@ class StoreOwner:
 
     def _open_store(
         self, who: str, directory: Any, ram_budget: int | str | None, *,
-        shared: "tuple[str, type[StoreOwner]] | None" = None, stacklevel: int = 3, **options: Any,
+        shared: "tuple[str, tuple[type[StoreOwner], ...]] | None" = None, **options: Any,
     ) -> None:  # fmt: skip
         """Make a store in `directory`; or, if `directory` is another owner, share that owner's store.
 
         A store made here closes when this object and all handles of the store are gone. `shared` is a pair: the
-        name of the function that makes owners whose stores can be shared, and the class of these owners. Messages begin
-        with `who`; `stacklevel` is that of `warnings.warn`. Raises ArgumentError if a shared store is given options,
-        or if a new store is given no `ram_budget`.
+        name of the function that makes owners whose stores can be shared, and the classes of these owners. Messages
+        begin with `who`. Raises ArgumentError if a shared store is given options, or if a new store is given no
+        `ram_budget`.
         """
         offload, owners = shared or (None, ())
         if isinstance(directory, owners):
@@ -56,14 +57,18 @@ class StoreOwner:
             raise ArgumentError(
                 f'{who}: got no ram_budget; give bytes, or a size such as "512MiB"{instead if offload else ""}'
             )
-        self._store = self._kind_of_store(directory, ram_budget=ram_budget, **options)
+        self._store = self._made_store(who, directory, ram_budget=ram_budget, **options)
         self._store.retire_with(self)
-        if directory is None and _is_ram_disk(self._store.directory.parent):
-            warnings.warn(
-                f"{who}: the temporary directory {self._store.directory.parent} is a RAM disk, so spilling "
-                f"frees no memory; pass a directory on a real disk",
-                stacklevel=stacklevel,
+
+    def _made_store(self, who: str, directory: str | os.PathLike[str] | None, **options: Any) -> DiskStore:
+        """Return a new store in `directory`. Warns if that is by default, and a RAM disk."""
+        store = self._kind_of_store(directory, **options)
+        if directory is None and _is_ram_disk(store.directory.parent):
+            user_line.warn(
+                f"{who}: the temporary directory {store.directory.parent} is a RAM disk, so spilling frees no memory; "
+                "pass a directory on a real disk"
             )
+        return store
 
     @property
     def directory(self) -> Path:

@@ -25,8 +25,13 @@ class TieredStore(Generic[E]):
 
     # What the tier below does
 
-    def _wait_for_room(self, nbytes: int, label: Label, dtype: np.dtype[Any] | None) -> bool:
-        """Wait until `nbytes` fit; return False if only callers could make room. Called with the lock held."""
+    def _wait_for_room(
+        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, raises: bool = True
+    ) -> bool:  # fmt: skip
+        """Wait until `nbytes` fit; return False if only callers could make room. Called with the lock held.
+
+        A failed write raises SpillError, or ends the wait if not `raises`.
+        """
         raise NotImplementedError
 
     def _begin_load(self, entry: E) -> None:
@@ -84,8 +89,9 @@ class TieredStore(Generic[E]):
                 if entry.residence is LOADING:
                     self._wait_for_load(entry)
                     continue  # it may have been evicted since, and another thread may be loading it again
-                if entry.persistent and entry.is_below_only:
-                    self._wait_for_room(entry.loading_bytes, entry.label, entry.dtype)
+                if entry.is_below_only:
+                    # Backward needs what is on disk, also if the disk takes no more.
+                    self._wait_for_room(entry.loading_bytes, entry.label, entry.dtype, raises=entry.persistent)
                     if not entry.is_below_only:
                         continue  # it was loaded meanwhile, or was dropped
                 array, unchanged = tier.held(entry)
@@ -175,10 +181,12 @@ class TieredStore(Generic[E]):
             state.require_open("room")
             self._wait_for_room(nbytes, Label(op="room"), None)
             state.tier.reserve(nbytes, pinned=True)
+            room = state.tier.schedule.begin_room(nbytes)
         try:
             yield
         finally:
             with state.lock:
+                state.tier.schedule.end_room(room)
                 state.tier.unreserve(nbytes, pinned=True)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:

@@ -1,6 +1,7 @@
 """Give free memory that malloc holds back to the system, before a training step needs the most memory."""
 
 import time
+from collections.abc import Callable
 
 from spillgrad.storage.threads import io_threads
 from spillgrad_kernels.memory import buffers
@@ -24,9 +25,28 @@ def trim_soon() -> None:
         io_threads.submit(_trim, lambda why: None)  # the thread reports a failure, and the store goes on
 
 
+def release_if_due() -> None:
+    """Give free memory back if memory is scarce, in this thread, unless a thread checked just before.
+
+    For code in which another library allocates much between two phases of a step.
+    """
+    if time.monotonic() >= _next_trim_s:
+        _do(buffers.release_if_scarce)
+
+
+def trim_if_due(needed_bytes: int) -> None:
+    """As `release_if_due`, for malloc's memory alone; it is given back if less than `needed_bytes` is left, too."""
+    if time.monotonic() >= _next_trim_s:
+        _do(lambda: buffers.trim_malloc_if_scarce(needed_bytes))
+
+
 def _trim() -> None:
+    _do(buffers.trim_malloc_if_scarce)
+
+
+def _do(release: Callable[[], None]) -> None:
     global _next_trim_s
     began_s = time.monotonic()
-    buffers.trim_malloc_if_scarce()
+    release()
     ended_s = time.monotonic()
-    _next_trim_s = max(_next_trim_s, ended_s + (ended_s - began_s) / _SHARE)
+    _next_trim_s = max(_next_trim_s, ended_s + max(_EVERY_S, (ended_s - began_s) / _SHARE))

@@ -27,6 +27,7 @@ from spillgrad.models import pretrained
 from spillgrad.optim import LBFGS, SGD, AdamW, Lion
 from spillgrad.optim.lr_scheduler import CosineWithWarmup
 from spillgrad.spill.offload.needs import largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 from tests.crafted import HUGE, altered, deep, rewrite
 from tests.storage.test_disk_store import in_own_mounts
 
@@ -1217,6 +1218,7 @@ import sys
 import psutil
 import spillgrad as sg
 from spillgrad.spill.offload.needs import largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 
 def peak_bytes():
     with open("/proc/self/status") as file:
@@ -1229,7 +1231,7 @@ if verb == "save":
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = sg.ones_like(parameter)
 if place == "disk":
-    least = largest_need(model, optimizer).nbytes
+    least = largest_need(FRAMEWORK, model, optimizer).nbytes
     offload = sg.disk_offload(model, optimizer, directory + "/spill", ram_budget=least)
 sg.empty_cache()
 before_bytes = psutil.Process().memory_info().rss
@@ -1269,7 +1271,7 @@ def _offloaded(directory, seed):
     model[3].weight = nn.Parameter(model[0].weight.detach().t().clone())
     optimizer = AdamW(model.parameters(), lr=0.1)
     if directory is not None:
-        sg.disk_offload(model, optimizer, directory, ram_budget=largest_need(model, optimizer).nbytes)
+        sg.disk_offload(model, optimizer, directory, ram_budget=largest_need(FRAMEWORK, model, optimizer).nbytes)
     return model, optimizer
 
 

@@ -1,5 +1,6 @@
 """Journals that were damaged, or made to do harm: an answer or a clear error, within little memory."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,10 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spillgrad.errors import SpillError
+from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.inspection.advice import advise
 from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.journal_state import JournalState
+from spillgrad.inspection.memory_viz import write_memory_viz
+from spillgrad.inspection.perfetto import write_perfetto
 from spillgrad.inspection.runs import spans
 from spillgrad.inspection.unflushed import placed_array
 from spillgrad.storage import inspect
@@ -50,6 +53,9 @@ def look(path: Path) -> None:
         assert run.state in ("finished", "dead")
         for _ in spans(run):
             pass
+        write_perfetto(run, path.with_name("trace.json"), overwrite=True)
+        with contextlib.suppress(ArgumentError):  # it does not tell of RAM
+            write_memory_viz(run, path.with_name("memory.pickle"), overwrite=True)
         for key in ("module", "op", "dtype", "step"):
             run.by(key)
         advise(run)
@@ -95,7 +101,7 @@ def test_a_damaged_journal_gives_an_answer_or_a_clear_error(tmp_path: Path, soun
 
 # What fields may hold, in lines of events that are right but for that.
 EVENTS = ["pack", "label", "keep", "share", "write", "read", "wait", "fail", "free", "phase", "step", "plan", "sample"]
-EVENTS += ["shrink", "totals", "end", "lost", "place", "change", "flush", ""]
+EVENTS += ["shrink", "totals", "end", "lost", "place", "change", "flush", "ram", ""]
 FIELDS = "t array bytes took module op slot dtype step stored ahead in phase number plan moved lines reason"
 FIELDS += " ram peak_ram hot live disk rss sampled shrunk arrays happened to totals"
 FIELDS += " segment dataset shape pieces xxh3_64 codec order chunks"

@@ -1,4 +1,4 @@
-"""`spillgrad bench hooks` trains in each framework, compares losses and gradients, and judges what spilling costs."""
+"""`spillgrad bench hooks` trains in each framework, compares losses and weights, and judges what spilling costs."""
 
 import json
 from pathlib import Path
@@ -30,23 +30,23 @@ def test_every_contender_trains_alike_and_is_judged(tmp_path: Path, capsys: pyte
 
 
 class Trained:
-    """What `check_gradients` asks of a process."""
+    """What `check_weights` asks of a process."""
 
     def __init__(self, name: str, losses: list[float], digest: str) -> None:
         self.contender = bench_hooks.Contender(name)
         self.taken = [{"loss": loss} for loss in losses]
         self.digest = digest
 
-    def gradients(self) -> str:
+    def weights(self) -> str:
         return self.digest
 
 
-@pytest.mark.parametrize("other", [([1.0, 3.0], "a"), ([1.0, 2.0], "b")], ids=["loss", "gradients"])
+@pytest.mark.parametrize("other", [([1.0, 3.0], "a"), ([1.0, 2.0], "b")], ids=["loss", "weights"])
 def test_a_difference_is_an_error(other: tuple[list[float], str]):
     first = Trained("first", [1.0, 2.0], "a")
-    bench_hooks.check_gradients([first, Trained("second", [1.0, 2.0], "a")], 1)  # type: ignore[list-item]
+    bench_hooks.check_weights([first, Trained("second", [1.0, 2.0], "a")], 1)  # type: ignore[list-item]
     with pytest.raises(RuntimeError, match="step 1"):
-        bench_hooks.check_gradients([first, Trained("second", *other)], 1)  # type: ignore[list-item]
+        bench_hooks.check_weights([first, Trained("second", *other)], 1)  # type: ignore[list-item]
 
 
 def test_a_framework_that_is_missing_or_unknown_is_said(
@@ -54,6 +54,10 @@ def test_a_framework_that_is_missing_or_unknown_is_said(
 ):
     assert main(["bench", "hooks", "--framework", "jax"]) == 2
     assert capsys.readouterr().err == "spillgrad: bench hooks: got --framework jax; it takes torch or paddle\n"
+    assert main(["bench", "hooks", "--framework", "torch", "--write", "."]) == 2
+    assert capsys.readouterr().err == (
+        "spillgrad: bench hooks: got --framework torch with --write, whose page shows all; leave one out\n"
+    )
     monkeypatch.setattr(bench_hooks, "is_installed", lambda name: False)
     assert main(["bench", "hooks"]) == 2
     error = capsys.readouterr().err

@@ -1,5 +1,10 @@
 """A Trainer of Lightning trains as without the callback, and what steps save goes to disk."""
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,8 @@ pytest.importorskip("lightning", reason="`make test-peers` installs Lightning")
 
 import lightning  # noqa: E402
 
-from spillgrad.interop.lightning import SaveOnDiskCallback  # noqa: E402
+from spillgrad.errors import ArgumentError  # noqa: E402
+from spillgrad.interop.lightning import DiskOffloadCallback, SaveOnDiskCallback  # noqa: E402
 from spillgrad.interop.torch import disk_offload_optimizer  # noqa: E402
 from tests.interop.torch_models import all_same, transformer  # noqa: E402
 
@@ -93,3 +99,63 @@ def test_afterwards_nothing_is_spilled(fails: bool, directory: Path):
     assert before > 0
     (torch.randn(100, 100, requires_grad=True) * torch.randn(100, 100)).sum().backward()
     assert callback.spill.stats().packed_bytes == before
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_whole_training_on_disk_ends_with_the_same_weights(options: dict[str, Any], directory: Path):
+    callback = DiskOffloadCallback(directory, ram_budget="512KiB")
+    offloaded = trained(Module(), [callback], **options)
+    assert callback.offload is not None
+    assert callback.offload.stats().peak_ram_bytes <= 512 << 10
+    assert all_same(weights(offloaded), weights(trained(Module(), **options)))
+
+
+def test_a_whole_training_on_disk_goes_on_from_a_checkpoint(tmp_path: Path, directory: Path):
+    for in_backward in (False, True):
+        options: dict[str, Any] = {"ram_budget": "512KiB", "step_in_backward": in_backward}
+        trained(Module(), [DiskOffloadCallback(directory, **options)], tmp_path)
+        callback = DiskOffloadCallback(directory, **options)
+        again = trained(Module(), [callback], checkpoint=tmp_path / "checkpoint.ckpt", max_epochs=2)
+        assert all_same(weights(again), weights(trained(Module(), max_epochs=2)))
+
+
+class Killed(lightning.Callback):
+    """Saves a checkpoint after the first epoch, and ends the process in the second.
+
+    Within an epoch, Lightning itself goes on with the first batches of the loader.
+    """
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.save_checkpoint(os.path.join(trainer.default_root_dir, "first.ckpt"))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 1 and batch_idx == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_training_on_disk_is_resumed(tmp_path: Path, directory: Path):
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from tests.interop.test_lightning import DiskOffloadCallback, Killed, Module, trained
+
+        callback = DiskOffloadCallback(sys.argv[2], ram_budget="512KiB", step_in_backward=True)
+        trained(Module(), [Killed(), callback], Path(sys.argv[1]), max_epochs=2)
+    """)
+    killed = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(directory)], capture_output=True, timeout=300, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    callback = DiskOffloadCallback(directory, ram_budget="512KiB", step_in_backward=True)
+    resumed = trained(Module(), [callback], checkpoint=tmp_path / "first.ckpt", max_epochs=2)
+    assert all_same(weights(resumed), weights(trained(Module(), max_epochs=2)))
+
+
+def test_a_step_in_backward_excludes_what_needs_the_gradients_later(directory: Path):
+    for name, options in (
+        ("accumulate_grad_batches=2", OPTIONS["accumulating"]),
+        ("gradient_clip_val=0.1", OPTIONS["clipping"]),
+    ):
+        callback = DiskOffloadCallback(directory, ram_budget="512KiB", step_in_backward=True)
+        with pytest.raises(ArgumentError, match=f"got step_in_backward=True and the Trainer's {name}"):
+            trained(Module(), [callback], **options)

@@ -1,5 +1,6 @@
 """Tensors of a CUDA device go to the store through pinned memory and come back, beside the kernels."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,23 @@ from tests.interop.torch_models import LARGE, NBYTES, all_same, bits, gradients,
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 
 
+@pytest.mark.parametrize("device_budget", [0, 3 * NBYTES])
 @pytest.mark.parametrize("budget", [0, 3 * NBYTES, LARGE])
-def test_gradients_on_a_device_are_the_same(directory: Path, budget: int | str):
+def test_gradients_on_a_device_are_the_same(directory: Path, budget: int | str, device_budget: int):
     model, x = transformer().cuda(), torch.randint(0, 100, (4, 16), device="cuda")
 
     def on_host(grads: list[Any]) -> list[Any]:
         return [grad.cpu() for grad in grads]
 
     wanted = on_host(gradients(model, lambda: model(x)))
-    spill = save_on_disk(directory, ram_budget=budget, min_bytes=1)
+    spill = save_on_disk(directory, ram_budget=budget, device_budget=device_budget, min_bytes=1)
     for _ in range(3):
         assert all_same(on_host(gradients(model, lambda: model(x), spill)), wanted)
     assert (spill.stats().written_bytes > 0) == (budget != LARGE)
 
 
 def test_device_memory_is_free_between_forward_and_backward(directory: Path):
-    spill = save_on_disk(directory, ram_budget=LARGE)
+    spill = save_on_disk(directory, ram_budget=LARGE, device_budget=0)
     w = torch.randn(1024, 1024, device="cuda", requires_grad=True)
     before = torch.cuda.memory_allocated()
     with spill:
@@ -51,8 +53,33 @@ def test_device_memory_is_free_between_forward_and_backward(directory: Path):
     assert torch.equal(w.grad, wanted)
 
 
+@pytest.mark.parametrize("ram_budget", [0, LARGE])
+def test_the_newest_stay_on_the_device(directory: Path, ram_budget: int | str):
+    w = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+    budget = 6 * w.nbytes
+    spill = save_on_disk(directory, ram_budget=ram_budget, device_budget=budget)
+    wanted = None
+    for context in (contextlib.nullcontext(), spill, spill):
+        with context:
+            x = w * 1
+            for _ in range(30):
+                x = (x.sin() @ x) / 1024
+            loss = x.sum()
+        del x
+        torch.cuda.synchronize()
+        if context is spill:
+            assert spill.stats().device_bytes <= budget
+        w.grad = None
+        loss.backward()
+        wanted = w.grad.clone() if wanted is None else wanted
+        assert torch.equal(w.grad, wanted)
+        assert torch.isfinite(wanted).all()
+    assert spill.stats().peak_device_bytes <= budget + w.nbytes
+    assert spill.stats().device_bytes == 0
+
+
 def test_a_change_in_place_behind_the_copy_raises(directory: Path):
-    spill = save_on_disk(directory, ram_budget=LARGE)
+    spill = save_on_disk(directory, ram_budget=LARGE, device_budget=0)
     x, w = torch.randn(1000, 1000, device="cuda"), torch.randn(1000, 1000, device="cuda", requires_grad=True)
     with spill:
         loss = (x * w).sum()
@@ -62,7 +89,7 @@ def test_a_change_in_place_behind_the_copy_raises(directory: Path):
 
 
 def test_streams_each_get_what_they_saved(directory: Path):
-    spill = save_on_disk(directory, ram_budget=0)
+    spill = save_on_disk(directory, ram_budget=0, device_budget=0)
     streams = [torch.cuda.Stream() for _ in range(4)]
     leaves = [torch.full((500, 500), float(i), device="cuda", requires_grad=True) for i in range(4)]
     torch.cuda.synchronize()

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from spillgrad import bell
 from spillgrad.storage import disk_store, state, tiered_store
 from spillgrad.storage.journal import writer as journal
 from spillgrad.storage.residency import budgeted_tier, step_plan, tier_state
 from spillgrad.storage.runs import lifecycle
-from spillgrad.storage.threads import bell, io_threads, loader, prefetcher, writer
+from spillgrad.storage.threads import io_threads, loader, prefetcher, writer
 
 # At each line of these files another thread may go on.
 _TRACED = {

@@ -852,3 +852,17 @@ def test_the_place_of_a_dropped_persistent_array_is_given_back_though_nothing_el
     store.drop(handle)
     assert handle.sequence not in store._state.entries
     wait_until(lambda: not store._state.freed, timeout_s=2)
+
+
+def test_reading_what_backward_needs_waits_until_other_arrays_are_written(make_store: MakeStore):
+    array = np.arange(1000, dtype=np.int32)
+    store = make_store(3 * array.nbytes)
+    store.expect(3 * array.nbytes)  # so that nothing is written early
+    saved = store.put(array.copy())
+    store.flush()
+    kept = [store.put(array + i, persistent=True) for i in range(1, 4)]
+    assert not store.is_here(saved)
+    np.testing.assert_array_equal(store.get(saved), array)
+    assert store.stats().peak_ram_bytes <= store.ram_budget
+    for i, handle in enumerate(kept, start=1):
+        np.testing.assert_array_equal(store.get(handle), array + i)

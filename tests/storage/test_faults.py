@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spillgrad.bell import Bell
 from spillgrad.errors import SpillError
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.threads.bell import Bell
 from tests.open_files import open_files_below
 
 MakeStore = Callable[..., DiskStore]

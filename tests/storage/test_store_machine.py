@@ -42,7 +42,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(budget=st.sampled_from(BUDGETS), codec=st.sampled_from([None, "lossless"]), encrypt=st.booleans())
     def make(self, budget: int, codec: str | None, encrypt: bool) -> None:
-        self.disk = DiskStore(self.directory, ram_budget=budget, segment_bytes=100_000, codec=codec, encrypt=encrypt)
+        self.disk = DiskStore(
+            self.directory, ram_budget=budget, segment_bytes=100_000, codec=codec, encrypt=encrypt,
+            keep_journal=self.directory.with_name("run.jsonl"),
+        )  # fmt: skip
         self.memory = MemoryStore()
         self.made = self.largest_held = 0
         self.borrowed: list[np.ndarray] = []
@@ -150,6 +153,11 @@ class StoreMachine(RuleBasedStateMachine):
                 assert getattr(disk, name) == getattr(memory, name)
             borrowed = sum(array.nbytes for array in self.borrowed)
             assert disk.ram_bytes <= self.disk.ram_budget + borrowed + self.changing_bytes + LARGEST
+            with self.disk._state.lock:
+                in_ram = self.disk._state.counters._ram
+                assert in_ram is not None
+                assert sum(in_ram.values()) == self.disk._state.tier.used_bytes
+                assert min(in_ram.values(), default=1) > 0
 
     def teardown(self) -> None:
         if hasattr(self, "disk"):
@@ -174,9 +182,9 @@ def test_a_disk_store_does_what_a_memory_store_does(directory: Path):
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_threads_that_do_anything_to_a_store_leave_its_account_at_zero(
-    make_store: Callable[..., DiskStore], budget: int
+    make_store: Callable[..., DiskStore], budget: int, tmp_path: Path
 ):
-    store = make_store(budget, segment_bytes=300_000)
+    store = make_store(budget, segment_bytes=300_000, keep_journal=tmp_path / "run.jsonl")
     failures: list[BaseException] = []
     shared = [store.put(np.full(5000, i, np.uint8), key=("shared", i)) for i in range(4)]
 
@@ -247,4 +255,4 @@ def assert_everything_is_back(store: DiskStore) -> None:
     assert (stats.live_bytes, stats.ram_bytes) == (0, 0)
     assert (tier.pinned_bytes, tier.dirty.nbytes, state.readers, store._room.waiting_puts) == (0, 0, 0, 0)
     assert [len(entries) for entries in (tier.dirty, tier.clean, tier.absent)] == [0, 0, 0]
-    assert state.entries == {}
+    assert (state.entries, state.counters._ram) == ({}, {})

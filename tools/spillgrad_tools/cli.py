@@ -13,6 +13,8 @@ import typer
 
 from spillgrad_tools.bench import options as bench_options
 from spillgrad_tools.inspect.options import InspectOptions, Place
+from spillgrad_tools.launch.failure import one_of_several
+from spillgrad_tools.launch.options import LaunchOptions
 from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, close_output, named_path, runs
 from spillgrad_tools.plain_warnings import warnings_for_users
 from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
@@ -65,6 +67,15 @@ def plan() -> None:
     """Say how to train a model in so much memory: what to keep, spill and recompute, and what that takes.
 
     Two layers of the model are trained for a few steps, and the disk and the processor measured.
+    """
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+@runs("launch.command", LaunchOptions)
+def launch() -> None:
+    """Start a program in several processes that train together over MPI, on this machine or several.
+
+    The exit status is 0 if all processes end well.
     """
 
 
@@ -198,7 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.filename is None and _output_is_lost():
             error.filename = "standard output"
         if line := _one_line(error, arguments):
-            print(f"spillgrad: {line}", file=sys.stderr)
+            with one_of_several():
+                print(f"spillgrad: {line}", file=sys.stderr)
         from spillgrad.errors import SpillCorruptionError
 
         return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT

@@ -53,6 +53,11 @@ _LENT_PER_LOOK = 1024
 _PATIENCE_S = 0.2
 # glibc keeps the memory that threads free, in up to eight arenas per core, however much free memory that is.
 _malloc_trim: Callable[[ctypes.c_size_t], int] = getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)
+_mallopt: Callable[[int, int], int] = getattr(ctypes.CDLL(None), "mallopt", lambda option, value: 0)
+# glibc's malloc.h: from this size on, memory is mapped by itself, and goes back to the system when it is freed.
+_M_MMAP_THRESHOLD = -3
+_MAPPED_BY_ITSELF_BYTES = 1 << 20
+_maps_large = False  # whether malloc was told to
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,13 @@ class BufferPool:
         with self._lock:
             self._drain()
             return self._trim_all()
+
+    def keep_idle_within(self, nbytes: int) -> None:
+        """Give idle buffers back to the system until those left have at most `nbytes`."""
+        if (self._returned or self._idle_bytes > nbytes) and not self._is_interrupted():
+            with self._lock:
+                self._drain()
+                self._trim(nbytes)
 
     def before_fork(self) -> None:
         """Take the lock, so that no other thread is changing the pool: the change would stay unfinished in the child.
@@ -348,16 +360,41 @@ empty_cache = pool.release_idle
 os.register_at_fork(before=pool.before_fork, after_in_parent=pool.after_fork, after_in_child=pool.after_fork_in_child)
 
 
-def trim_malloc_if_scarce() -> None:
-    """Give malloc's free memory back to the system if the system has little memory left.
+def trim_malloc_if_scarce(needed_bytes: int = 0) -> None:
+    """Give malloc's free memory back if less than a quarter, or than `needed_bytes`, is left, or was left before.
 
     This is for arrays that other libraries allocate. glibc puts arrays below 32 MiB beside each other. When the
     short-lived arrays have died, no larger array fits the holes. A call takes some 50 ms, and costs a page fault for
-    each page that is used again.
+    each page that is used again. Arrays of a mebibyte and more that are allocated later go back when they die.
+    """
+    if _map_large_if_scarce(needed_bytes) or _maps_large:
+        _malloc_trim(ctypes.c_size_t(0))
+
+
+def release_if_scarce(needed_bytes: int = 0) -> None:
+    """Give idle buffers and malloc's free memory back if less than a quarter, or than `needed_bytes`, is left.
+
+    This is for programs in which another library allocates most of the memory; see `trim_malloc_if_scarce`.
+    """
+    if _map_large_if_scarce(needed_bytes):
+        pool.release_idle()
+    elif _maps_large:
+        _malloc_trim(ctypes.c_size_t(0))
+
+
+def _map_large_if_scarce(needed_bytes: int) -> bool:
+    """Have malloc give large arrays back when they die, if less than a quarter, or than `needed_bytes`, is left.
+
+    Return whether so little is left.
     """
     system = system_memory()
-    if system is not None and system.available_bytes < system.total_bytes * _SCARCE_SHARE:
-        _malloc_trim(ctypes.c_size_t(0))
+    if system is None or system.available_bytes >= max(system.total_bytes * _SCARCE_SHARE, needed_bytes):
+        return False
+    global _maps_large
+    if not _maps_large:
+        _mallopt(_M_MMAP_THRESHOLD, _MAPPED_BY_ITSELF_BYTES)
+        _maps_large = True
+    return True
 
 
 def allocator(shape: tuple[int, ...], dtype: Any) -> Callable[[tuple[int, ...], Any], np.ndarray]:

@@ -481,6 +481,9 @@ class AccumulateGrad(Node):
     def apply(self, grads: list[Any]) -> list[Any]:
         (grad,) = grads
         if grad is not None and self.variable.requires_grad:  # it may have been frozen since
+            before: HookDict | None = self.variable._pre_accumulate_hooks
+            for hook in list((before or {}).values()):
+                hook(self.variable)
             with _lock_of(self.variable):
                 self.variable.accumulate_grad(grad)
             hooks: HookDict | None = self.variable._post_accumulate_hooks

@@ -30,8 +30,11 @@ from spillgrad.interop.paddle.memory import (
     register,
     same_bytes,
 )
+from spillgrad.interop.paddle.stored_parameter import SavedParameter, open_memory
+from spillgrad.interop.running_module import RunningModule
 from spillgrad.spill import saved_memory
 from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
+from spillgrad.spill.offload.owner import OffloadOwner
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
 from spillgrad.spill.small_tensors import Place
 from spillgrad.storage.disk_store import DiskStore
@@ -42,6 +45,11 @@ from spillgrad_kernels.memory import buffers
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
+
+
+_running = RunningModule(
+    paddle.nn.Layer._dygraph_call_func.__code__, lambda layer: layer.named_sublayers(include_self=True)
+)
 
 
 class Spilled(saved_memory.Spilled):
@@ -76,7 +84,7 @@ class Spilled(saved_memory.Spilled):
             if begin:  # Paddle expects the bytes where they were in its memory
                 array = placed(array, begin)
         returned = ReturnedMemory(array, begin, end, self._key, self._altered_by, self._version, self)
-        return self._version.over(register(returned), self._layout)
+        return self._version.over(register(returned).array, self._layout)
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
@@ -91,7 +99,7 @@ class SpilledSmall(saved_memory.SpilledSmall):
     def tensor(self) -> Any:
         """Return the tensor; its memory keeps this object alive."""
         own = buffers.copy(self._place.read())
-        return self._version.over(Memory(address_of(own), own.nbytes, (own, self)), self._layout)
+        return self._version.over(Memory(address_of(own), own.nbytes, (own, self)).array, self._layout)
 
 
 class Releasable(Packed):
@@ -174,11 +182,11 @@ class save_on_disk(FrameworkContext):
 
     Parameters
     ----------
-    directory : str or path, optional
+    directory : str, path or disk_offload, optional
         Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
-        temporary files.
-    ram_budget : int or str
-        The most bytes of saved tensors in RAM, or a size such as "2GiB". Required.
+        temporary files. Or what `disk_offload` returned: the saved tensors then share its store and budget.
+    ram_budget : int or str, optional
+        The most bytes of saved tensors in RAM, or a size such as "2GiB". Required, except with an offload.
     min_bytes : int or str, default 4096
         Tensors that span less than this stay in RAM. Bytes, or a size.
     direct_io : bool, optional
@@ -230,15 +238,17 @@ class save_on_disk(FrameworkContext):
     leaves the context, the context raises the original error.
     """
 
+    _shared = ("disk_offload", (OffloadOwner,))
+
     def __enter__(self) -> "save_on_disk":
         keep_whole()
-        _enter()
+        enter_hooks("save_on_disk")
         _thread.contexts.append(self)
         return self
 
     def __exit__(self, kind: Any = None, error: BaseException | None = None, trace: Any = None) -> None:
         _thread.contexts.pop()
-        _leave()
+        leave_hooks()
         failure, _thread.failure = _thread.failure, None
         if failure is not None and isinstance(error, Exception) and str(failure) in str(error):
             try:
@@ -310,7 +320,8 @@ class save_on_disk(FrameworkContext):
         is_unchanged = same_bytes(source, version) if by_layer else version.is_unchanged
         stored_layout = layout._replace(offset=layout.offset - begin)
         handle = self._put(
-            SavedMemory(key, source.view(dtype).reshape(shape), stored_layout, is_unchanged), present_label()
+            SavedMemory(key, source.view(dtype).reshape(shape), stored_layout, is_unchanged),
+            present_label(module=_running.path()),
         )
         self._stored[key] = handle
         return Spilled(self._store, handle, key, layout, altered_by, begin, version, original)
@@ -339,13 +350,16 @@ _entered_lock = ForkSafeLock()
 def _pack(tensor: Any) -> Any:
     """Pack a tensor with the innermost context of this thread; if the thread is in no context, keep the tensor."""
     caller = sys._getframe(1)
+    by_layer = _is_of_layers(caller)
+    stored = open_memory(tensor) if isinstance(tensor, paddle.Tensor) else None
+    if stored is not None:
+        return SavedParameter(stored, tensor, by_layer)
     if not _thread.contexts:
-        by_layer = _is_of_layers(caller)
         return _kept(alias(tensor, by_layer), by_layer) if isinstance(tensor, paddle.Tensor) else tensor
     try:
         return _answer(_thread.contexts[-1]._pack, tensor, caller)
     except BaseException:
-        if not _is_of_layers(caller):
+        if not by_layer:
             # After an error Paddle keeps this object for ever, and the object holds all of the graph so far.
             tensor.reconstruct_from_(paddle.empty([0]))
         raise
@@ -359,7 +373,8 @@ def _unpack(packed: Any) -> Any:
 _hooks = paddle.autograd.saved_tensors_hooks(_pack, _unpack)
 
 
-def _enter() -> None:
+def enter_hooks(who: str) -> None:
+    """Let Paddle call the hooks until `leave_hooks`. Raises ArgumentError, whose message begins with `who`."""
     global _entered
     with _entered_lock:
         if not _entered:
@@ -367,13 +382,14 @@ def _enter() -> None:
                 _hooks.__enter__()
             except ValueError as error:
                 raise ArgumentError(
-                    "save_on_disk: Paddle has one pair of hooks at a time, and other ones are active; leave their "
+                    f"{who}: Paddle has one pair of hooks at a time, and other ones are active; leave their "
                     "context first (recompute has some with use_reentrant=False: leave that out)"
                 ) from error
         _entered += 1
 
 
-def _leave() -> None:
+def leave_hooks() -> None:
+    """End what `enter_hooks` began."""
     global _entered
     with _entered_lock:
         _entered -= 1
@@ -394,15 +410,16 @@ def _answer(hook: Callable[[Any, FrameType], Any], value: Any, caller: FrameType
 
 
 def _unpacked(packed: Any, caller: FrameType) -> Any:
-    if isinstance(packed, Releasable):
-        # Paddle's own functions unpack for nodes of the graph. Any other caller may unpack again.
-        for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
-        try:
-            return packed.tensor(for_node)
-        except BaseException:
+    if not isinstance(packed, Packed):
+        return packed
+    # Paddle's own functions unpack for nodes of the graph. Any other caller may unpack again.
+    for_node = _module(caller).startswith("paddle.") and not _is_of_layers(caller)
+    try:
+        return packed.tensor(for_node) if isinstance(packed, Releasable) else packed.tensor()
+    except BaseException:
+        if isinstance(packed, Releasable | SavedParameter):
             packed.free()  # after an error Paddle keeps `packed` for ever
-            raise
-    return packed.tensor() if isinstance(packed, Packed) else packed
+        raise
 
 
 def _module(frame: FrameType) -> str:
@@ -429,4 +446,4 @@ def _kept(tensor: Any, by_layer: bool) -> Kept:
 def _copied(tensor: Any, layout: Layout, by_layer: bool) -> Any:
     """Return a copy of `tensor` over a copy of only its own bytes, with the counter of changes of `tensor`."""
     copy = placed(memory_of(tensor).array[layout.offset : layout.offset + layout.span_bytes], layout.offset)
-    return Version(tensor, by_layer).over(Memory(address_of(copy), copy.nbytes, copy), layout)
+    return Version(tensor, by_layer).over(copy, layout)

@@ -1,12 +1,8 @@
-"""PyTorch's storages: the identity of each storage, its counter of changes, and tensors over it.
+"""PyTorch's storages: the identity of each storage, its counter of changes, and tensors over it."""
 
-Bytes of a CUDA device are copied to a store through pinned memory, on a stream beside the kernels, and copied back.
-"""
-
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -132,6 +128,12 @@ def is_plain(tensor: Any) -> bool:
     )
 
 
+def is_of_leaf(tensor: Any) -> bool:
+    """Return whether a tensor is a leaf that requires a gradient, such as a parameter, or a view of one."""
+    base = tensor if tensor._base is None else tensor._base
+    return isinstance(base, torch.nn.Parameter) or any(each.requires_grad and each.is_leaf for each in (base, tensor))
+
+
 def bytes_of(storage: Any, start: int, nbytes: int) -> Any:
     """Return a uint8 tensor over `nbytes` bytes of a storage, from byte `start` on."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, start, (nbytes,), (1,))
@@ -146,35 +148,3 @@ def tensor_of_bytes(array: np.ndarray) -> Any:
     """Return a uint8 tensor over the memory of a C-contiguous array, or over a copy if the memory is not aligned."""
     tensor = view_of_bytes(array)
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
-
-
-class OnDevice:
-    """Bytes on a device, to be put into a store; the store calls `fetch` once it has room for them."""
-
-    def __init__(self, source: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._source = source
-        self.dtype, self.shape, self.nbytes = dtype, shape, source.nbytes
-
-    def fetch(self) -> tuple[np.ndarray, Callable[[], None]]:
-        """Begin to copy the bytes to pinned memory; return the pinned array, and a function that waits for the copy.
-
-        The copy runs after the kernels launched so far.
-        """
-        host = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-        stream = _stream_beside(self._source.device)
-        stream.wait_stream(torch.cuda.current_stream(self._source.device))
-        with torch.cuda.stream(stream):
-            host.copy_(self._source, non_blocking=True)
-            done = stream.record_event()
-        self._source.record_stream(stream)  # if freed, the memory is not reused before the copy ends
-        return host.numpy().view(self.dtype).reshape(self.shape), done.synchronize
-
-
-def to_device(array: np.ndarray, device: Any) -> Any:
-    """Copy an array's bytes to a device. Kernels on its current stream may use them; the array may be freed at once."""
-    return view_of_bytes(array).to(device)
-
-
-@functools.cache
-def _stream_beside(device: Any) -> Any:
-    return torch.cuda.Stream(device)

@@ -11,11 +11,22 @@ import torch
 
 from spillgrad.errors import ArgumentError, OperandError
 from spillgrad.interop.torch.memory import is_plain, layout_of
+from spillgrad.interop.torch.pieces import (
+    Piece,
+    StoredPieces,
+    can_be_cut,
+    piece_elements,
+    pieces_of,
+    stored_in_pieces,
+)
 from spillgrad.interop.torch.stored_tensor import StoredTensor
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
 from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
+
+# The most elements along an axis of the parameter by which `state_bytes_of` measures.
+_PROBE_SIZE = 4
 
 
 class _State:
@@ -29,7 +40,7 @@ class _State:
 
     def __getitem__(self, key: str) -> Any:
         value = self.values_there[key]
-        if isinstance(value, StoredTensor):
+        if isinstance(value, StoredTensor | StoredPieces):
             value = self.values_there[key] = value.copy()
         return value
 
@@ -53,8 +64,34 @@ class _State:
     pop, setdefault, update = MutableMapping.pop, MutableMapping.setdefault, MutableMapping.update
 
 
+class StepContext:
+    """What surrounds the updates of an offloaded optimizer: here, a step of the store."""
+
+    def __init__(self, residents: Residents) -> None:
+        self.residents = residents
+
+    @contextlib.contextmanager
+    def around_step(self) -> Iterator[None]:
+        """Surround the updates of one step."""
+        self.residents.store.begin_step()
+        self.residents.store.begin_phase("update")
+        try:
+            yield
+        finally:
+            self.residents.store.begin_phase(None)
+
+    @contextlib.contextmanager
+    def around_update(self, param: Any, group: dict[str, Any]) -> Iterator[None]:
+        """Surround the update of one parameter."""
+        yield
+
+    def label(self, param: Any, key: str) -> Label:
+        """Return the label for the tensor `key` of a parameter's state."""
+        return Label("state", key)
+
+
 class OffloadedOptimizer(StoreOwner):
-    """The methods that `disk_offload_optimizer` adds to an optimizer.
+    """The methods that `disk_offload_optimizer` and `disk_offload` add to an optimizer.
 
     The optimizer's new class derives from this and its former class. Between steps, `state` has a mapping for each
     parameter. The mapping reads a tensor from the store when a caller asks for the tensor.
@@ -62,11 +99,15 @@ class OffloadedOptimizer(StoreOwner):
 
     param_groups: list[dict[str, Any]]
     state: Any
+    _kind: type
+    _step_of_class: Callable[..., Any]
     _min_bytes: int
-    _residents: Residents
+    _context: StepContext
 
     def state_dict(self) -> Any:
-        """Return the state dict of the original optimizer class, with copies of all tensors in RAM.
+        """Return the state dict of the original optimizer class, with copies of all tensors.
+
+        Copies of tensors in the store are in files without a name, which the system reads as they are used.
 
         Returns
         -------
@@ -99,11 +140,17 @@ class OffloadedOptimizer(StoreOwner):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise OperandError(
             "disk_offload_optimizer: cannot be copied or pickled, as its files are those of this process; copy or "
-            "pickle state_dict(), which is in RAM"
+            "pickle state_dict()"
         )
 
-    def _update_one_by_one(self, update: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Do a step: call `update`, the original `step`, for each parameter as if the optimizer had no other parameter.
+    def _take_state(self, context: StepContext, min_bytes: int) -> None:
+        """Move the state to the store of `context`, except tensors of fewer than `min_bytes` bytes."""
+        self._context, self._min_bytes = context, min_bytes
+        self._changed_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._put_all_away()
+
+    def _update_one_by_one(self, *args: Any, **kwargs: Any) -> Any:
+        """Do a step: update each parameter as if the optimizer had no other parameter.
 
         Return the loss that the closure returns, if one is given.
         """
@@ -113,58 +160,137 @@ class OffloadedOptimizer(StoreOwner):
             with torch.enable_grad():
                 loss = closure()
             args = (None, *args[1:])
-        self._store.begin_step()
-        self._store.begin_phase("update")
-        groups = self.param_groups
-        try:
-            for group in groups:
-                alone: dict[str, Any] = {}
+        with self._context.around_step():
+            for group in self.param_groups:
                 for param in group["params"]:
                     if param.grad is not None:
-                        # A copy of the group: if an optimizer counts steps in the group, this step must count once.
-                        alone = {**group, "params": [param]}
-                        self.param_groups = [alone]
-                        with self._state_in_ram(param):
-                            update(self, *args, **kwargs)
-                group.update({key: value for key, value in alone.items() if key != "params"})
+                        self.update_parameter(param, group, *args, **kwargs)
+            self.end_updates()
+        return loss
+
+    def update_parameter(self, param: Any, group: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Update one parameter of `group`. `end_updates` must follow the last update of a step.
+
+        Parameters
+        ----------
+        param : torch.nn.Parameter
+            The parameter, which has a gradient.
+        group : dict
+            The parameter's group in `param_groups`.
+        *args, **kwargs : object
+            What the `step` of the optimizer's class takes.
+        """
+        with self._context.around_update(param, group):
+            count = piece_elements(self._kind, param)
+            if count and can_be_cut(param.grad):
+                self._update_in_pieces(param, count, group, *args, **kwargs)
+            else:
+                with self._state_in_ram(param):
+                    self._update_alone(param, group, *args, **kwargs)
+
+    def _update_alone(self, param: Any, group: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        # A copy of the group: if an optimizer counts steps in the group, this step must count once.
+        alone = {**group, "params": [param]}
+        groups, self.param_groups = self.param_groups, [alone]
+        try:
+            self._step_of_class(*args, **kwargs)
         finally:
             self.param_groups = groups
-            self._store.begin_phase(None)
-        return loss
+        del alone["params"]  # they hold memory
+        self._changed_groups.append((group, alone))
+
+    def _update_in_pieces(self, param: Any, count: int, group: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Update pieces of `count` elements each, one after another; state of the parameter's shape is kept in pieces.
+
+        Each piece counts the step by itself, so other state is that of the last piece.
+        """
+        before = {
+            key: value.copy() if isinstance(value, StoredPieces) and value.count != count else value
+            for key, value in _as_they_are(self.state.get(param, {})).items()
+        }
+        after: dict[str, Any] = {}
+        for piece in pieces_of(param, count):
+            if before:
+                self.state[piece.param] = {key: _of_piece(value, piece, param.shape) for key, value in before.items()}
+            self._context.residents.enter(id(piece.param))
+            lent = self._lent(piece.param)
+            try:
+                self._update_alone(piece.param, group, *args, **kwargs)
+            finally:
+                self._put_away(piece.param, lent, piece_of=param)
+                self._context.residents.leave(id(piece.param))
+                values = _as_they_are(self.state.pop(piece.param, {}))
+            for key, value in values.items():
+                if isinstance(value, StoredTensor):
+                    known = before.get(key)
+                    parts = known.pieces if isinstance(known, StoredPieces) else after.setdefault(key, [])
+                    parts[piece.number : piece.number + 1] = [value]
+                else:
+                    after[key] = value
+        torch.autograd.graph.increment_version(param)
+        if before or after:
+            self.state[param] = _State({
+                key: StoredPieces(value, param.shape, count) if isinstance(value, list) else value
+                for key, value in {**before, **after}.items()
+            })  # fmt: skip
+
+    def end_updates(self) -> None:
+        """Let the groups have what the updates of a step changed in them, such as a count of steps."""
+        for group, alone in self._changed_groups:
+            group.update(alone)
+        self._changed_groups = []
 
     @contextlib.contextmanager
     def _state_in_ram(self, param: Any) -> Iterator[None]:
-        stored: dict[str, StoredTensor] = {}
         if param in self.state:
-            values = dict(_as_they_are(self.state[param]))
-            for key, value in values.items():
-                if isinstance(value, StoredTensor):
-                    stored[key] = value
-                    values[key] = value.lend_tensor()
+            values = {
+                key: value.copy() if isinstance(value, StoredPieces) else value
+                for key, value in _as_they_are(self.state[param]).items()
+            }
             self.state[param] = values
+        lent = self._lent(param)
         try:
             yield
         finally:
-            self._put_away(param, stored)
+            self._put_away(param, lent)
 
-    def _put_away(self, param: Any, stored: dict[str, StoredTensor]) -> None:
-        """Move the large tensors of a parameter's state to the store; `stored` has those that were lent, by key."""
+    def _lent(self, param: Any) -> dict[str, StoredTensor]:
+        """Lend the optimizer the tensors of a parameter's state that are in the store; return them, by key."""
+        lent = {}
+        if param in self.state:
+            values = self.state[param]
+            lent = {key: value for key, value in values.items() if isinstance(value, StoredTensor)}
+            for key, value in lent.items():
+                values[key] = value.lend_tensor()
+        return lent
+
+    def _put_away(self, param: Any, lent: dict[str, StoredTensor], piece_of: Any = None) -> None:
+        """Move the large tensors of a parameter's state to the store; `lent` has those that were lent, by key.
+
+        Of the state of a piece, the tensors of the piece's shape are moved.
+        """
         if param not in self.state:
             return
         # In place: a tensor taken back must have no other reference, and a tensor that the store refuses stays in RAM.
         values = _as_they_are(self.state[param])
         self.state[param] = _State(values)
+        count = piece_elements(self._kind, param)
         for key in list(values):
-            known, value = stored.get(key), values[key]
+            known, value = lent.get(key), values[key]
             if known is not None and value is known.lent:
                 values[key] = known
                 del value
                 known.take_back()
                 continue
-            is_large = isinstance(value, torch.Tensor) and is_plain(value)
-            if is_large and layout_of(value).span_bytes >= max(1, self._min_bytes):
-                values[key] = StoredTensor(self._residents, value, Label("state", str(key)))
-        self._residents.return_changed(with_last=True)
+            if not isinstance(value, torch.Tensor) or not is_plain(value):
+                continue
+            label = self._context.label(param if piece_of is None else piece_of, str(key))
+            is_of_shape = value.shape == param.shape
+            if count and is_of_shape and value.is_contiguous():
+                values[key] = stored_in_pieces(self._context.residents, value, count, label)
+            elif is_of_shape if piece_of is not None else layout_of(value).span_bytes >= max(1, self._min_bytes):
+                values[key] = StoredTensor(self._context.residents, value, label)
+        self._context.residents.return_changed(with_last=True)
 
     def _put_all_away(self) -> None:
         for param in list(self.state):
@@ -232,10 +358,10 @@ def disk_offload_optimizer(
     ``step()`` updates one parameter after another. Once a step has shown the order, later steps read the state ahead of
     time. A closure is called once, before the updates.
 
-    ``state_dict()`` returns copies of all tensors in RAM. ``load_state_dict()`` also takes the state dict of an
-    optimizer in RAM. A tensor of `state` that is used between two steps stays in RAM until the next step. The optimizer
-    itself cannot be copied or pickled. ``stats()``, ``flush()``, ``preflight()`` and `directory` are those of the
-    store.
+    ``state_dict()`` returns copies of all tensors, in files without a name, which the system reads as they are used.
+    ``load_state_dict()`` also takes the state dict of an optimizer in RAM. A tensor of `state` that is used between two
+    steps stays in RAM until the next step. The optimizer itself cannot be copied or pickled. ``stats()``, ``flush()``,
+    ``preflight()`` and `directory` are those of the store.
 
     Examples
     --------
@@ -246,6 +372,23 @@ def disk_offload_optimizer(
             loss = model(x)
     """
     who = "disk_offload_optimizer"
+    smallest = parse_bytes(min_bytes)
+    with offloaded_class(who, optimizer):
+        optimizer._open_store(
+            who,
+            directory,
+            ram_budget,
+            direct_io=direct_io,
+            checksums=checksums,
+            on_full=on_full,
+            keep_journal=keep_journal,
+        )
+    optimizer._take_state(StepContext(Residents(optimizer._store)), smallest)
+    return optimizer
+
+
+def require_optimizer(who: str, optimizer: Any) -> None:
+    """Raise ArgumentError or OperandError if `optimizer` is none whose parameters can be updated one after another."""
     kind: Any = type(optimizer)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OperandError(
@@ -259,51 +402,97 @@ def disk_offload_optimizer(
         raise ArgumentError(f"{who}: got an optimizer with differentiable=True, whose state is part of a graph")
     if not hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched") and "step" in vars(optimizer):
         raise ArgumentError(f"{who}: something has replaced step() of this {kind.__name__}; offload it before that")
-    smallest = parse_bytes(min_bytes)
+
+
+@contextlib.contextmanager
+def offloaded_class(who: str, optimizer: Any) -> Iterator[None]:
+    """Give an optimizer the class for offloaded ones; after an error in the ``with`` block, its former class again.
+
+    Raises the errors of `require_optimizer`.
+    """
+    require_optimizer(who, optimizer)
     # Hooks would not do: those before and after a step can neither run the step once per parameter nor return its loss.
     # The object stays the same, because schedulers, gradient scalers and callers hold it.
+    kind: Any = type(optimizer)
     optimizer.__class__ = _offloaded(kind)
     try:
-        optimizer._open_store(
-            who,
-            directory,
-            ram_budget,
-            direct_io=direct_io,
-            checksums=checksums,
-            on_full=on_full,
-            keep_journal=keep_journal,
-        )
+        yield
     except BaseException:
         optimizer.__class__ = kind
         raise
     vars(optimizer).pop("step", None)
-    optimizer._min_bytes = smallest
-    optimizer._residents = Residents(optimizer._store)
-    optimizer._put_all_away()
-    return optimizer
 
 
 @functools.cache
 def _offloaded(kind: Any) -> Any:
     """Return the class for offloaded optimizers of the class `kind`."""
-    hooked: Any = kind.step
-    update = hooked.__wrapped__ if getattr(hooked, "hooked", False) else hooked
+    update = _without_hooks(kind.step)
 
     @functools.wraps(update)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._update_one_by_one(update, *args, **kwargs)
+        return self._update_one_by_one(*args, **kwargs)
 
     around: Any = torch.optim.Optimizer.profile_hook_step(torch.compiler.disable(step))
     around.hooked = True
     around._wrapped_by_lr_sched = True  # schedulers would wrap it to set `_opt_called`
-    return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), {"step": around, "__doc__": kind.__doc__})
+    methods = {"step": around, "_step_of_class": update, "_kind": kind, "__doc__": kind.__doc__}
+    return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), methods)
+
+
+def _without_hooks(step: Any) -> Any:
+    """Return the `step` of a class of optimizers, without PyTorch's wrapper, which calls the hooks around steps."""
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+def state_bytes_of(optimizer: Any, param: Any, group: dict[str, Any]) -> int:
+    """Return the bytes of the tensors in a parameter's state that are as large as it, also before its first update.
+
+    Return 0 for an optimizer that cannot update a small dense parameter.
+    """
+    there = _as_they_are(optimizer.state.get(param, {})).values()
+    there_bytes = sum(value.nbytes for value in there if isinstance(value, torch.Tensor | StoredTensor | StoredPieces))
+    if there_bytes or not param.requires_grad:
+        return there_bytes
+    shape = tuple(min(size, _PROBE_SIZE) for size in param.shape)
+    probe = torch.nn.Parameter(torch.ones(shape, dtype=param.dtype))
+    probe.grad = torch.ones_like(probe)
+    # The optimizer itself, and the states of the other parameters, must stay as they are.
+    other = object.__new__(type(optimizer))
+    vars(other).update(
+        vars(optimizer), state=collections.defaultdict(dict), param_groups=[{**group, "params": [probe]}]
+    )
+    kind: Any = type(optimizer)
+    step = kind._step_of_class if isinstance(optimizer, OffloadedOptimizer) else _without_hooks(kind.step)
+    try:
+        step(other)
+    except Exception:  # such as SparseAdam's, for a dense gradient; what is wrong shows in the first step
+        return 0
+    sizes = [value.nbytes for value in other.state[probe].values() if getattr(value, "shape", None) == probe.shape]
+    return param.nbytes * sum(sizes) // probe.nbytes if probe.ndim else 0
+
+
+def updated_state_bytes_of(optimizer: Any, param: Any, group: dict[str, Any]) -> int:
+    """Return the bytes of a parameter's state that its update needs in RAM at once."""
+    kind = optimizer._kind if isinstance(optimizer, OffloadedOptimizer) else type(optimizer)
+    count = piece_elements(kind, param)
+    nbytes = state_bytes_of(optimizer, param, group)
+    return nbytes * count // param.numel() if count else nbytes
 
 
 def _as_they_are(state: Any) -> Any:
     return state.values_there if isinstance(state, _State) else state
 
 
+def _of_piece(value: Any, piece: Piece, shape: Any) -> Any:
+    """Return what an entry of a parameter's state is for a piece of the parameter, which has this shape."""
+    if isinstance(value, StoredPieces):
+        return value.pieces[piece.number]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.view(-1)[piece.start : piece.stop] if value.shape == shape else value.clone()
+
+
 def _copied(value: Any) -> Any:
-    if isinstance(value, StoredTensor):
-        return value.copy()
+    if isinstance(value, StoredTensor | StoredPieces):
+        return value.copy_on_disk()
     return value.clone() if isinstance(value, torch.Tensor) else value

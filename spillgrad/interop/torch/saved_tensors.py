@@ -1,9 +1,12 @@
 """Hooks that spill what PyTorch saves for backward to HDF5 files under a RAM budget."""
 
+import dataclasses
+import os
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -11,29 +14,39 @@ from spillgrad.autograd.core import hooks
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.interop.arrays import dtype_and_shape
 from spillgrad.interop.context import FrameworkContext
+from spillgrad.interop.running_module import RunningModule
+from spillgrad.interop.torch import device_memory
+from spillgrad.interop.torch.disk_offload import disk_offload
 from spillgrad.interop.torch.memory import (
     Identity,
-    OnDevice,
     Version,
     bytes_of,
     changes_of,
     identity_of,
+    is_of_leaf,
     is_plain,
     layout_of,
     over,
     tensor_of_bytes,
-    to_device,
 )
+from spillgrad.interop.torch.offloaded_tensor import saved_name
 from spillgrad.interop.torch.optimizer import OffloadedOptimizer
 from spillgrad.spill import saved_memory
+from spillgrad.spill.context import DEVICE_BUDGET
+from spillgrad.spill.disk_offload import OffloadStats
 from spillgrad.spill.keep_or_spill import Outcome, outcome_in_ram
 from spillgrad.spill.saved_memory import Kept, Layout, Packed, SavedMemory, note_view, present_label
-from spillgrad.storage.store import Handle, nobody
+from spillgrad.storage.sizes import parse_bytes
+from spillgrad.storage.store import Handle, Label, nobody
+from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 from spillgrad.storage.threads.interrupts import keep_whole
 from spillgrad_kernels.device_array import address_of
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
 SIGNALS_WAIT = True
+
+
+_running = RunningModule(torch.nn.Module._call_impl.__code__, torch.nn.Module.named_modules)
 
 
 class Spilled(saved_memory.Spilled):
@@ -62,12 +75,25 @@ class Spilled(saved_memory.Spilled):
         Raises SavedTensorError if the saved tensor, or that memory, was modified in place.
         """
         self._version.require(self._layout)
-        storage, memory = self._source._memory_of(self.held, self._key, self._altered_by, self._device)
+        storage, memory = self._source._memory_of(self.held, self._key, self._altered_by, self._copied)
         memory.version.require(self._layout)
+        if memory.arriving is not None:
+            memory.arriving.wait()
         earlier = self._earlier()
         if earlier is not None:
             self._source._hold(earlier, storage)
         return over(storage, self._layout, memory.version, memory.begin)
+
+    def _copied(self, array: np.ndarray) -> Any:
+        return tensor_of_bytes(array) if self._device is None else device_memory.to_device(array, self._device)
+
+    def copy_ahead(self) -> Any:
+        """Begin to copy the bytes to the device, if they are not there; return the storage that has them then."""
+
+        def begin_copy(array: np.ndarray) -> device_memory.Arriving:
+            return device_memory.Arriving(array, self._device)
+
+        return self._source._memory_of(self.held, self._key, self._altered_by, begin_copy)[0]
 
 
 class SpilledSmall(saved_memory.SpilledSmall):
@@ -103,6 +129,7 @@ class _Memory(NamedTuple):
     identity: Identity
     begin: int
     version: Version
+    arriving: "device_memory.Arriving | None" = None
 
 
 class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
@@ -119,12 +146,15 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     Parameters
     ----------
-    directory : str, path or optimizer, optional
+    directory : str, path, disk_offload or optimizer, optional
         Folder for the files, which is made if it does not exist. By default, a folder of this user in the directory for
-        temporary files. In place of a folder, the optimizer that `disk_offload_optimizer` returned: saved tensors then
-        share its store, its budget and its options.
+        temporary files. In place of a folder, the offload that `disk_offload` returned, or the optimizer that
+        `disk_offload_optimizer` returned: saved tensors then share its store, its budget and its options.
     ram_budget : int or str
         The most bytes of saved tensors in RAM, or a size such as "2GiB". Required, except with an offloaded optimizer.
+    device_budget : int or str, default "64MiB"
+        The most bytes of saved tensors that stay on a CUDA device: the newest. Bytes, or a size. Tensors of other
+        devices all stay there.
     min_bytes : int or str, default 4096
         Tensors that span less than this stay in RAM. Bytes, or a size.
     direct_io : bool, optional
@@ -161,16 +191,17 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     it. `pack_hook` and `unpack_hook` can be passed to ``saved_tensors_hooks(...)`` and ``register_hooks(...)`` too.
 
     **What stays in RAM.** Each storage is stored once, however many nodes and views save it. These tensors stay in RAM:
-    parameters, other leaves that require a gradient, and views of both, because they are in RAM anyway; tensors smaller
-    than `min_bytes`; tensors that `only` rejects; and tensors that are not plain memory with strides: sparse,
-    quantized, nested, meta and fake tensors, and subclasses.
+    parameters, other leaves that require a gradient, and views of both, because they are in RAM anyway (an offloaded
+    parameter is read again in backward); tensors smaller than `min_bytes`; tensors that `only` rejects; and tensors
+    that are not plain memory with strides: sparse, quantized, nested, meta and fake tensors, and subclasses.
 
     **In-place changes.** A saved tensor that was modified in place raises an error in backward, as it does without
     hooks. Only PyTorch's version counters show such changes: changes through ``.data``, ``.numpy()`` or other libraries
     go unnoticed, as they do without hooks. A saved tensor cannot be resized.
 
-    **CUDA devices.** Tensors on a CUDA device are copied to pinned memory, which counts in `ram_budget`, on a stream
-    beside the kernels. They are copied back when backward asks for them.
+    **CUDA devices.** Of the saved tensors on a CUDA device, the oldest are copied to pinned memory, which counts in
+    `ram_budget`, on a stream beside the kernels, as soon as `device_budget` is exceeded. From there they go to disk.
+    Backward uses the newest first; as it gives memory up, those that it needs next are copied back beside its kernels.
 
     **Compilation.** `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`,
     `vjp`, `jacrev` and `hessian` refuse all hooks.
@@ -187,12 +218,24 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     >>> loss.backward()
     """
 
-    _shared = ("disk_offload_optimizer", OffloadedOptimizer)
-    _stacklevel = 4  # one more than by default: `torch.compiler.disable` wraps `__init__`
-    __init__ = torch.compiler.disable(FrameworkContext.__init__)
+    _shared = ("disk_offload or disk_offload_optimizer", (disk_offload, OffloadedOptimizer))
+
+    @torch.compiler.disable
+    def __init__(
+        self, directory: str | os.PathLike[str] | StoreOwner | None = None, *, ram_budget: int | str | None = None,
+        device_budget: int | str = DEVICE_BUDGET, min_bytes: int | str = MIN_BYTES, direct_io: bool | None = None,
+        checksums: bool = True, on_full: str = "raise", codec: str | None = None, encrypt: bool = False,
+        keep_journal: str | os.PathLike[str] | None = None, only: hooks.Predicate | None = None,
+    ) -> None:  # fmt: skip
+        self._device_budget = parse_bytes(device_budget)
+        super().__init__(
+            directory, ram_budget=ram_budget, min_bytes=min_bytes, direct_io=direct_io, checksums=checksums,
+            on_full=on_full, codec=codec, encrypt=encrypt, keep_journal=keep_journal, only=only,
+        )  # fmt: skip
 
     def _begin(self) -> None:
         super()._begin()
+        self._newest_on_device = device_memory.NewestOnDevice(self._store, self._device_budget, self._spill)
         self._newest: weakref.WeakValueDictionary[Hashable, Spilled] = weakref.WeakValueDictionary()
         self._waiting: list[weakref.ref[Spilled]] = []
         self._waiting_of: int | None = None
@@ -217,29 +260,64 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         object
             What `unpack_hook` takes.
         """
+        named = saved_name(tensor)
+        if named is not None:
+            return named
         taken = self.only is None or self.only(hooks.SavedValue(tensor, "", "", ""))
-        if not taken or not is_plain(tensor) or _stays(tensor):
+        if not taken or not is_plain(tensor) or is_of_leaf(tensor):
             return _kept(tensor.detach())  # the tensor itself holds its node, which would then hold itself
         layout, storage = layout_of(tensor), tensor.untyped_storage()
         outcome = outcome_in_ram(layout.span_bytes, storage.nbytes(), self._min_bytes)
         if outcome is not None:
             return _kept(_copied(layout, storage) if outcome is Outcome.COPIED else tensor.detach())
-        if self._small.takes(storage.nbytes()) and not tensor.is_cuda:
+        is_on_device = device_memory.is_on_device(tensor)
+        if self._small.takes(storage.nbytes()) and not is_on_device:
             return self._spill_small(tensor, storage, layout)
-        return self._spill(tensor, storage, layout)
+        label = present_label(module=_running.path())
+        if is_on_device:
+            return self._newest_on_device.keep(storage, _kept(tensor.detach()), layout, label)
+        return self._spill(tensor, layout, label)
 
-    def _spill(self, tensor: Any, storage: Any, layout: Layout) -> Spilled:
+    def stats(self) -> OffloadStats:
+        """Return the counters of the store, and the bytes of saved tensors on a device.
+
+        Returns
+        -------
+        OffloadStats
+            The numbers by name.
+        """
+        there = self._newest_on_device
+        counters = dataclasses.asdict(super().stats())
+        return OffloadStats(**counters, device_bytes=there.count(), peak_device_bytes=there.peak_bytes)
+
+    def flush(self) -> None:
+        """Wait until all live spilled tensors are in the files, and all events are in the journal.
+
+        Raises
+        ------
+        SpillError
+            If a tensor could not be written.
+        """
+        self._newest_on_device.flush()
+        super().flush()
+
+    def _spill(self, tensor: Any, layout: Layout, label: Label) -> Spilled:
+        storage = tensor.untyped_storage()
         version, identity = Version(tensor), identity_of(storage)
         altered_by = self._altered_by(layout)
         key, begin, end = self._part(identity.key(version.number, altered_by), layout, storage.nbytes())
         if begin:
             layout = layout._replace(offset=layout.offset - begin)
         dtype, shape = dtype_and_shape(layout, end - begin)
-        source = bytes_of(storage, begin, end - begin)
-        array = OnDevice(source, dtype, shape) if tensor.is_cuda else source.numpy().view(dtype).reshape(shape)
+        array: Any
+        if device_memory.is_on_device(tensor):
+            array = device_memory.OnDevice(storage, begin, dtype, shape, end - begin)
+        else:
+            array = bytes_of(storage, begin, end - begin).numpy().view(dtype).reshape(shape)
         memory = SavedMemory(key, array, layout, version.is_unchanged)
-        handle = self._put(memory, present_label())
-        spilled = Spilled(self, handle, memory, altered_by, tensor.device, version, self._newest.get(key))
+        handle = self._put(memory, label)
+        device = tensor.device if device_memory.is_on_device(tensor) else None
+        spilled = Spilled(self, handle, memory, altered_by, device, version, self._newest.get(key))
         self._newest[key] = spilled
         self._stored[key] = handle
         with _memories_lock:
@@ -273,22 +351,27 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
         return packed.tensor() if isinstance(packed, Packed) else packed
 
     def _memory_of(
-        self, handle: Handle, key: Hashable, altered_by: Hashable | None, device: Any
+        self, handle: Handle, key: Hashable, altered_by: Hashable | None, copied: Callable[[np.ndarray], Any]
     ) -> tuple[Any, _Memory]:
-        """Return a storage that has the stored bytes, and its `_Memory`: a storage that lives, else a new copy."""
+        """Return a storage that has the stored bytes, and its `_Memory`: a storage that lives, else a new copy.
+
+        `copied` returns a tensor with an array's bytes, or what is on its way to become one.
+        """
         storage, memory = _in_ram(handle)
         if memory is not None:
             self._store.use(handle)
             return storage, memory
         if self._waiting and self._waiting_of != _present_node():
             self._let_go()
-        array = self._store.get(handle)
-        tensor = tensor_of_bytes(array) if device.type == "cpu" else to_device(array, device)
+        array = self._get(handle)
+        made = copied(array)
+        arriving = None if isinstance(made, torch.Tensor) else made
+        tensor = made if arriving is None else arriving.tensor
         with _memories_lock:
             storage, memory = _in_ram(handle)  # another thread may have been quicker
             if memory is None:
                 storage, version = tensor.untyped_storage(), Version(tensor)
-                memory = _memories[handle] = _Memory(identity_of(storage, key, altered_by), 0, version)
+                memory = _memories[handle] = _Memory(identity_of(storage, key, altered_by), 0, version, arriving)
                 if storage.data_ptr() == address_of(array):
                     self._store.watch(handle, array, version, instead_of=handle.watcher())
         return storage, memory
@@ -329,12 +412,6 @@ def _in_ram(handle: Handle) -> tuple[Any, _Memory | None]:
     memory = _memories.get(handle)
     storage = None if memory is None else memory.identity.storage()
     return storage, None if storage is None else memory
-
-
-def _stays(tensor: Any) -> bool:
-    """Return whether a tensor is a leaf that requires a gradient, such as a parameter, or a view of one."""
-    base = tensor if tensor._base is None else tensor._base
-    return isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)
 
 
 def _kept(tensor: Any) -> Kept:

@@ -1,12 +1,19 @@
 """Tensors of PyTorch whose memory is in a store, and in RAM while it is used."""
 
+import mmap
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from spillgrad.errors import SpillError
 from spillgrad.interop.arrays import ALIGNMENT_BYTES, dtype_and_shape
 from spillgrad.interop.torch.memory import Version, bytes_of, layout_of, over, view_of_bytes
 from spillgrad.spill.offload.residents import Resident, Residents
+from spillgrad.storage.sizes import format_bytes
 from spillgrad.storage.store import Label
 from spillgrad_kernels.device_array import address_of
 from spillgrad_kernels.memory import buffers
@@ -29,9 +36,19 @@ class StoredTensor(Resident):
         self.place(residents, residents.store, handle, array)
 
     @property
-    def label(self) -> Label:
-        """Where the tensor comes from."""
-        return self._handle.label
+    def nbytes(self) -> int:
+        """The size of the tensor in bytes."""
+        return self._handle.nbytes
+
+    @property
+    def dtype(self) -> Any:
+        """The tensor's dtype."""
+        return self._layout.dtype
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the store."""
+        return self._residents.store.directory
 
     def return_changed(self) -> None:
         """Give the store the new values of what was changed, as far as nothing else refers to it."""
@@ -45,6 +62,10 @@ class StoredTensor(Resident):
     def copy(self) -> Any:
         """Return a copy of the tensor in memory of its own."""
         return self._over(view_of_bytes(self.array).to(self._device, copy=True))
+
+    def copy_on_disk(self) -> Any:
+        """Return a copy of the tensor in a file without a name; see `on_disk`."""
+        return self._over(on_disk([self.array], self.nbytes, self))
 
     def lend_tensor(self) -> Any:
         """Return the tensor, for a caller that changes it; the store keeps its memory in RAM until `take_back`."""
@@ -64,3 +85,23 @@ class StoredTensor(Resident):
 
     def _over(self, content: Any) -> Any:
         return over(content.untyped_storage(), self._layout, Version(content))
+
+
+def on_disk(arrays: Iterable[np.ndarray], nbytes: int, named: StoredTensor) -> Any:
+    """Return a uint8 tensor over the bytes of arrays, one after another, in a file without a name.
+
+    The system writes such memory to disk and reads it again as it needs RAM. It can be changed; changed pages are in
+    RAM. Raises SpillError, with the label of `named`, if the file cannot be written to the directory of its store.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=named.directory) as file:
+            for array in arrays:
+                file.write(view_of_bytes(array).numpy().data)
+            file.flush()
+            memory = mmap.mmap(file.fileno(), nbytes, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise SpillError(
+            f"{named.label}: {format_bytes(nbytes)} could not be copied to a file in {named.directory}: "
+            f"{error.strerror}; free space there"
+        ) from error
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,15 +1,23 @@
-"""`DataParallel` and `DistributedDataParallel`, for one process and one device: modules around a module.
+"""`DataParallel`, for one device, and `DistributedDataParallel`, for several processes: modules around a module.
 
 The parameters of the wrapped module have the prefix "module." in state dicts, as in PyTorch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spillgrad.distributed.process_group import member
-from spillgrad.errors import DeviceError, DistributedError
+import numpy as np
+
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.device.device import CPU, moved
+from spillgrad.distributed import collective_steps
+from spillgrad.distributed.collectives import put
+from spillgrad.distributed.process_group import ProcessGroup, member, run
+from spillgrad.errors import DeviceError, DistributedError, UnsupportedError
 from spillgrad.nn.module import Module
+from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, GradientReducer
+from spillgrad.tensor import Tensor
 
 __all__ = ["DataParallel", "DistributedDataParallel"]
 
@@ -39,12 +47,14 @@ class DataParallel(Module):
 
 
 class DistributedDataParallel(Module):
-    """Call the wrapped `module`; its gradients are those of the one process, so that there is nothing to reduce.
+    """Call the wrapped `module`; backward averages the gradients over all processes of the group.
 
-    All options of PyTorch are accepted. `require_backward_grad_sync` tells, as there, whether gradients would be
-    reduced: it is False within `no_sync`.
-    Raises DistributedError before `init_process_group`, and for a module without parameters that require gradients.
-    Raises DeviceError for other devices than the first.
+    The processes begin with the parameters and buffers of the first. `bucket_cap_mb` says how many MiB of gradients
+    travel together. Parameters that take no part in a batch contribute nothing, whatever `find_unused_parameters` says.
+    PyTorch's other options are accepted. Sums are made in the order of the ranks, so that they are the bits of one
+    process that runs all batches one after the other; see `set_gradient_divide_factor`.
+    Raises DistributedError before `init_process_group`, for a module without parameters that require gradients, and if
+    the processes have different modules. Raises DeviceError for other devices than the first.
     """
 
     module: Module
@@ -56,9 +66,10 @@ class DistributedDataParallel(Module):
         gradient_as_bucket_view: bool = False, static_graph: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.process_group = member(process_group)
+        self.process_group: ProcessGroup = member(process_group)
         _require_first("DistributedDataParallel", device_ids)
-        if not any(parameter.requires_grad for parameter in module.parameters()):
+        trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not trained:
             raise DistributedError(
                 "DistributedDataParallel is not needed when a module doesn't have any parameter that requires a "
                 "gradient."
@@ -71,13 +82,27 @@ class DistributedDataParallel(Module):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = True
+        self._reducer: GradientReducer | None = None
+        if self.process_group.size() > 1:
+            tensors = [*module.named_parameters(), *module.named_buffers()]
+            _require_same(self.process_group, trained, tensors)
+            if init_sync:
+                _broadcast(self.process_group, [tensor for _, tensor in tensors])
+            bucket_bytes = BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
+            self._reducer = GradientReducer(self.process_group, trained, bucket_bytes)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if self._reducer is not None:
+            self._share_buffers()
+            if is_grad_enabled() and self.require_backward_grad_sync:
+                self._reducer.arm()
+            elif is_grad_enabled():
+                self._reducer.disarm()
         return self.module(*inputs, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do not reduce the gradients of passes within the block; with one process, this changes no gradient."""
+        """Add up gradients in this process alone within the block; a later backward outside averages the sums."""
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
         try:
@@ -85,10 +110,85 @@ class DistributedDataParallel(Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def contribute_nothing(self) -> None:
+        """Take part in the sums of a backward that other processes run, where this one has no batch."""
+        if self._reducer is not None:
+            self._share_buffers()
+            self._reducer.contribute_nothing()
+
+    def _share_buffers(self) -> None:
+        """Give all processes the first one's buffers, as PyTorch does before each forward, also in evaluation."""
+        if self.broadcast_buffers and self.require_backward_grad_sync:
+            _broadcast(self.process_group, list(self.module.buffers()))
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide each process's gradients by `factor` instead of by the number of processes; 1 gives their sum.
+
+        Where each loss is already divided by the number of batches of a step, the sum is what one process computes, to
+        the bit, for any number of processes.
+        """
+        if self._reducer is not None:
+            self._reducer.divisor = float(factor)
+
     @contextmanager
     def join(self, divide_by_initial_world_size: bool = True, enable: bool = True, **options: Any) -> Iterator[None]:
-        """Allow processes to have different numbers of batches; with one process, this changes nothing."""
+        """Allow processes to have different numbers of batches: only one process is supported.
+
+        Raises UnsupportedError for several.
+        """
+        if enable and self._reducer is not None:
+            raise UnsupportedError("join: give all processes the same number of batches, as DistributedSampler does")
         yield
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        """Accept a hook on the reduction of gradients; it is not called, as nothing is reduced."""
+        """Accept a hook on the reduction of gradients, which is not called in one process.
+
+        Raises UnsupportedError for several.
+        """
+        if self._reducer is not None:
+            raise UnsupportedError("register_comm_hook: gradients travel as they are; leave the hook out")
+
+
+def _require_same(
+    group: ProcessGroup, trained: Sequence[tuple[str, Tensor]], tensors: Sequence[tuple[str, Tensor]]
+) -> None:
+    """Raise DistributedError if the processes have different parameters or buffers; the message tells the first."""
+    if any(tensor.storage.offloaded for _, tensor in tensors):
+        raise UnsupportedError("DistributedDataParallel: got an offloaded module; wrap one in RAM")
+    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+    mine += [("trained", (), name) for name, _ in trained]
+    steps = collective_steps.all_gather_object(group.size(), collective_steps.pickled(mine))
+    found = run(group, "DistributedDataParallel, comparing modules", steps)
+    for rank, other in zip(group.ranks, found, strict=True):
+        if other != found[0]:
+            differing = next((pair for pair in zip(found[0], other, strict=False) if pair[0] != pair[1]), None)
+            how = f"{differing[0]} and {differing[1]}" if differing else f"{len(found[0])} and {len(other)} tensors"
+            raise DistributedError(
+                f"DistributedDataParallel: ranks {group.ranks[0]} and {rank} have different modules: {how}; build "
+                "the same one in all processes"
+            )
+
+
+def _broadcast(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
+    """Copy tensors of the first process to the others, many small ones together."""
+    together: list[Tensor] = []
+    for tensor in tensors:
+        together.append(tensor)
+        if sum(other.nbytes for other in together) >= BUCKET_BYTES:
+            _broadcast_together(group, together)
+            together = []
+    _broadcast_together(group, together)
+
+
+def _broadcast_together(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
+    arrays = [np.ascontiguousarray(moved(tensor.detach().array, CPU)).reshape(-1) for tensor in tensors]
+    flat = np.concatenate([array.view(np.uint8) for array in arrays]) if arrays else np.empty(0, np.uint8)
+    if not flat.size:
+        return
+    steps = collective_steps.broadcast(group.rank(), group.size(), 0, flat)
+    run(group, f"broadcast of {flat.size} bytes of a module", steps)
+    if group.rank() != 0:
+        start = 0
+        for tensor, array in zip(tensors, arrays, strict=True):
+            put(tensor, flat[start : start + array.nbytes].view(array.dtype))
+            start += array.nbytes

@@ -1,13 +1,14 @@
-"""The memory and the disk space that training needs when its model lives on disk."""
+"""The memory and the disk space that training needs when its model lives on disk.
 
-from collections.abc import Iterator
-from typing import NamedTuple
+Nothing here is of one framework: `Framework` says what differs between them.
+"""
 
-from spillgrad.nn.module import Module
-from spillgrad.optim.optimizer import Group, Optimizer
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
 from spillgrad.spill.module_paths import around
 from spillgrad.storage.sizes import format_bytes
-from spillgrad.tensor import Tensor
 
 
 class Need(NamedTuple):
@@ -15,6 +16,58 @@ class Need(NamedTuple):
 
     nbytes: int
     why: str
+
+
+def members(optimizer: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parameters of an optimizer, each with its group."""
+    return ((param, group) for group in optimizer.param_groups for param in group["params"])
+
+
+class GroupFinder:
+    """Finds the group of a parameter in an optimizer, whose groups may change."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def of(self, optimizer: Any, param: Any) -> Any:
+        """Return the group that has the parameter; None if there is none."""
+        groups = optimizer.param_groups
+        number = self._numbers.get(id(param), len(groups))
+        if number >= len(groups) or not any(member is param for member in groups[number]["params"]):
+            self._numbers = {id(member): number for number, group in enumerate(groups) for member in group["params"]}
+            number = self._numbers.get(id(param), len(groups))
+        return groups[number] if number < len(groups) else None
+
+
+def _named_tensors(module: Any, recurse: bool) -> list[tuple[str, Any]]:
+    return [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
+
+
+class Framework(NamedTuple):
+    """What differs between frameworks. Defaults are for spillgrad and PyTorch, which have the same names for things.
+
+    `module` is the base class of modules. `state_bytes_of` takes an optimizer, a parameter and its group, and counts
+    state that the first update will make; `updated_state_bytes_of` counts the state that an update needs in RAM at
+    once. `members` yields an optimizer's parameters, each with its group. `named_tensors` takes a module, and whether
+    to go through the modules inside; it returns the tensors that an offload stores, which are of the `kinds`.
+    `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says whether the parameters of a module
+    without a forward, such as a list, are used at once; otherwise, one by one. `is_compiled` says whether a module uses
+    the parameters of all modules inside it at once.
+    """
+
+    module: type
+    state_bytes_of: Callable[[Any, Any, Any], int]
+    updated_state_bytes_of: Callable[[Any, Any, Any], int]
+    members: Callable[[Any], Iterable[tuple[Any, Any]]] = members
+    named_tensors: Callable[[Any, bool], list[tuple[str, Any]]] = _named_tensors
+    nbytes_of: Callable[[Any], int] = operator.attrgetter("nbytes")
+    kinds: str = "parameters and buffers"
+    holds_lists: bool = False
+    is_compiled: Callable[[Any], bool] = lambda module: False
+
+    def runs(self, module: Any) -> bool:
+        """Return whether a module has a forward; a list of modules has none."""
+        return self.is_compiled(module) or type(module).forward is not self.module.forward  # type: ignore[attr-defined]
 
 
 class Needs(NamedTuple):
@@ -25,13 +78,13 @@ class Needs(NamedTuple):
     at_once: Need
 
 
-def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Needs:
-    """Return the least budgets of RAM and device. With `copies_gradients`, updates scale a copy of the gradient.
+def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1) -> Needs:
+    """Return the least budgets of RAM and device; `gradients` is explained by `largest_need`.
 
     If all tensors are on a device, RAM must hold only the largest, because tensors pass through RAM one at a time.
     """
-    at_once = largest_need(model, optimizer, copies_gradients)
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    at_once = largest_need(framework, model, optimizer, gradients)
+    tensors = framework.named_tensors(model, True)
     there = [tensor.is_cuda for _, tensor in tensors]
     if not any(there):
         return Needs(at_once, Need(0, "no tensor is on a device"), at_once)
@@ -42,85 +95,74 @@ def needs_of(model: Module, optimizer: Optimizer | None, copies_gradients: bool 
     return Needs(alone, at_once, at_once)
 
 
-def largest_need(model: Module, optimizer: Optimizer | None, copies_gradients: bool = False) -> Need:
+def largest_need(framework: Framework, model: Any, optimizer: Any, gradients: int = 1) -> Need:
     """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
-    An update uses the parameter, its gradient and its state, and with `copies_gradients` a scaled copy of the gradient.
+    An update uses the parameter, its state, and as many arrays of the store for its gradient as `gradients` says: none
+    if backward hands the gradient to the update, one, or two if the update scales a copy.
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
-    forward are used one by one.
+    forward are used one by one, unless the framework holds lists.
     """
-    return max(
-        (*_of_layers(model), *_of_updates(model, optimizer, copies_gradients)),
-        default=Need(0, "the model has no parameters"),
-    )
+    needs = (*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients))
+    return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
 
 
 class DiskNeed(NamedTuple):
-    """The numbers of bytes that will be stored."""
+    """The numbers of bytes that will be stored; `parameters` counts buffers, too, where the framework stores them."""
 
     parameters: int
     gradients: int
     state: int
 
-    def __str__(self) -> str:
-        parts = {"parameters and buffers": self.parameters, "gradients": self.gradients, "optimizer state": self.state}
+    def listed(self, framework: Framework) -> str:
+        """Return the numbers as text, except those that are 0."""
+        parts = {framework.kinds: self.parameters, "gradients": self.gradients, "optimizer state": self.state}
         return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
 
 
-def disk_need(model: Module, optimizer: Optimizer | None, gradients: bool) -> DiskNeed:
+def disk_need(framework: Framework, model: Any, optimizer: Any, gradients: bool) -> DiskNeed:
     """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True."""
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values()
-    state = 0 if optimizer is None else sum(state_bytes_of(optimizer, *member) for member in members(optimizer))
+    tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
+    updated = [] if optimizer is None else framework.members(optimizer)
     return DiskNeed(
-        sum(tensor.nbytes for tensor in tensors),
-        sum(tensor.nbytes for tensor in tensors if tensor.requires_grad) if gradients else 0,
-        state,
+        sum(framework.nbytes_of(tensor) for tensor in tensors),
+        sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) if gradients else 0,
+        sum(framework.state_bytes_of(optimizer, *member) for member in updated),
     )
 
 
-def _of_layers(model: Module) -> Iterator[Need]:
+def _of_layers(framework: Framework, model: Any) -> Iterator[Need]:
     # If a module has several paths, only the first path counts, with the modules around that path.
-    for path, module in model.named_modules():
-        own = _own(module)
-        outside = map(model.get_submodule, around(path))
-        shared = {id(tensor): tensor for outer in outside if _runs(outer) for tensor in _own(outer)}
-        used_at_once = [own] if _runs(module) else [[tensor] for tensor in own]
-        for used in used_at_once:
-            nbytes = sum(tensor.nbytes for tensor in {**shared, **{id(tensor): tensor for tensor in used}}.values())
-            yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of parameters and buffers")
+    modules = dict(model.named_modules())
+    own = {
+        path: [tensor for _, tensor in framework.named_tensors(module, framework.is_compiled(module))]
+        for path, module in modules.items()
+    }
+    for path, module in modules.items():
+        # Not every prefix of a path is a module's path: Paddle allows dots in names.
+        shared = [own[outer] for outer in around(path) if outer in modules and framework.runs(modules[outer])]
+        is_at_once = framework.holds_lists or framework.runs(module)
+        for used in [own[path]] if is_at_once else [[tensor] for tensor in own[path]]:
+            tensors = {id(tensor): tensor for some in (*shared, used) for tensor in some}.values()
+            nbytes = sum(map(framework.nbytes_of, tensors))
+            yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}")
 
 
-def _runs(module: Module) -> bool:
-    return type(module).forward is not Module.forward
+_GRADIENTS = (", as much for its gradient", ", as much for that clipped")
 
 
-def _own(module: Module) -> list[Tensor]:
-    return [tensor for _, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-
-
-def _of_updates(model: Module, optimizer: Optimizer | None, copies_gradients: bool) -> Iterator[Need]:
+def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int) -> Iterator[Need]:
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
-    for param, group in members(optimizer):
+    for param, group in framework.members(optimizer):
         if param.requires_grad and id(param) in names:
-            state_bytes = state_bytes_of(optimizer, param, group)
-            nbytes = (3 if copies_gradients else 2) * param.nbytes + state_bytes
+            own_bytes = framework.nbytes_of(param)
+            state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
+            nbytes = (1 + gradients) * own_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
             yield Need(
                 nbytes,
-                f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(param.nbytes)} "
-                f"itself, as much for its gradient{', as much for that clipped' if copies_gradients else ''}{state}",
+                f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(own_bytes)} "
+                f"itself{''.join(_GRADIENTS[:gradients])}{state}",
             )
-
-
-def members(optimizer: Optimizer) -> Iterator[tuple[Tensor, Group]]:
-    """Yield the parameters of an optimizer, each with its group."""
-    return ((param, group) for group in optimizer.param_groups for param in group["params"])
-
-
-def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
-    """Return the bytes of a parameter's state, including state that its first update will make."""
-    there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
-    expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
-    return max(sum(there), expected)

@@ -1,7 +1,7 @@
 """Arrays in a store that are in RAM, or on a device, while they are used. `Residents` decides how long.
 
-Nothing here knows a tensor: spillgrad's own offloaded tensors (`tensors.py`) and PyTorch's
-(`spillgrad.interop.torch`) are made of these.
+Nothing here knows a tensor: spillgrad's own offloaded tensors (`tensors.py`), PyTorch's and Paddle's
+(`spillgrad.interop`) are made of these.
 """
 
 import collections
@@ -17,7 +17,7 @@ import xxhash
 
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.storage.disk_store import DiskStore
-from spillgrad.storage.store import Handle
+from spillgrad.storage.store import Handle, Label
 from spillgrad_kernels.memory.holder import finalizer, later
 
 # Signal handlers run before or after this code: `storage/threads/interrupts.py`.
@@ -96,6 +96,10 @@ class Residents:
     def end(self) -> None:
         """Clean up after this thread has left its last frame."""
 
+    def flush(self) -> None:
+        """Give the store the new values of all changed arrays that nothing else refers to."""
+        self.return_changed(with_last=True)
+
     def make_room(self, nbytes: int, store: Any) -> None:
         """Release arrays of a store that this thread's frames keep, first used first, until `nbytes` more fit."""
         used = [frame.held[store] for frame in self.thread.frames]
@@ -140,6 +144,15 @@ class Resident:
         self._changing = False
         self._mark: Hashable = None  # what `mark` returned when the array was lent to a caller
         self._used_in: int | None = -1
+
+    @property
+    def label(self) -> Label:
+        """Where the array comes from."""
+        return self._handle.label
+
+    def relabel(self, label: Label) -> None:
+        """Give the array another label."""
+        self._store.relabel(self._handle, label)
 
     @property
     def array(self) -> np.ndarray:

@@ -57,7 +57,11 @@ class TensorResidents(Residents):
         return {} if self._device_store is None else self._device_store.stats()
 
     def flush(self) -> None:
-        """Copy the arrays that are only on the device to the host store. Raises SpillError if a copy fails."""
+        """Give the stores the new values of changed arrays, and copy what is only on the device to the host store.
+
+        Raises SpillError if a copy fails.
+        """
+        super().flush()
         if self._device_store is not None:
             self._device_store.flush()
 
@@ -109,7 +113,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
 
     def put_away(self, gradient: Tensor) -> None:
         """Move the memory of `gradient`, of the leaf over this storage, to the store."""
-        self._residents.offload(gradient, Label("gradient", None, self._handle.label.module))
+        self._residents.offload(gradient, Label("gradient", None, self.label.module))
         self._residents.return_changed()
 
     def place(self, residents: Residents, store: Any, handle: Handle, array: np.ndarray) -> None:
@@ -186,7 +190,7 @@ class Offloaded(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        residents, label = self._storage._residents, self._storage._handle.label
+        residents, label = self._storage._residents, self._storage.label
         cast(property, Tensor.data).__set__(self, value)  # now `self` is a plain tensor
         residents.offload(self, label)
 

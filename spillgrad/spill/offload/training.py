@@ -13,7 +13,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, StepContext
-from spillgrad.spill.offload.needs import members, state_bytes_of
+from spillgrad.spill.offload.needs import Framework, GroupFinder, members
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -30,7 +30,7 @@ class OffloadedTraining(StepContext):
         self._max_grad_norm = max_grad_norm
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
         self._names: dict[int, str] = {}
-        self._groups: dict[int, int] = {}
+        self._groups = GroupFinder()
         self._factor: float | None = None  # scales the gradients during the updates of one step
         self._uses_up = False  # whether those updates are the last use of the gradients
         self._waiting: Callable[[], Tensor | None] = lambda: None  # the last parameter with a waiting gradient
@@ -51,7 +51,7 @@ class OffloadedTraining(StepContext):
             self._names[id(tensor)] = name
             label = Label("parameter", None, name)
             if isinstance(tensor, Offloaded):  # it was offloaded while the model was built
-                tensor._storage._store.relabel(tensor._storage._handle, label)
+                tensor._storage.relabel(label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
@@ -89,7 +89,7 @@ class OffloadedTraining(StepContext):
         """
         self.residents.store.begin_phase("backward")
         optimizer = self._optimizer() if self._step_in_backward else None
-        group = None if optimizer is None else self._group_of(optimizer, param)
+        group = None if optimizer is None else self._groups.of(optimizer, param)
         if optimizer is None or group is None:
             self._put_gradient_away(param)
             if self._optimizer() is not None:
@@ -125,13 +125,6 @@ class OffloadedTraining(StepContext):
             for param, group in members(optimizer):
                 optimizer.step_parameter(param, group)
                 param.grad = None
-
-    def _group_of(self, optimizer: Optimizer, param: Tensor) -> Group | None:
-        if id(param) not in self._groups:
-            groups = enumerate(optimizer.param_groups)
-            self._groups = {id(member): number for number, group in groups for member in group["params"]}
-        number = self._groups.get(id(param))
-        return None if number is None else optimizer.param_groups[number]
 
     def _put_gradient_away(self, param: Tensor) -> None:
         grad = param.grad
@@ -187,7 +180,7 @@ class OffloadedTraining(StepContext):
 
     def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
         """Return the bytes that a parameter's update allocates: a scaled gradient, and state in the first update."""
-        group = None if optimizer is None else self._group_of(optimizer, param)
+        group = None if optimizer is None else self._groups.of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
         scaled_bytes = param.grad.nbytes if self._factor is not None and not self._uses_up else 0
@@ -203,3 +196,13 @@ class OffloadedTraining(StepContext):
 def _norm(grad: Tensor) -> float:
     known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
     return clip_grad.norm(grad) if known is None else known
+
+
+def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
+    """Return the bytes of a parameter's state, including state that its first update will make."""
+    there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
+    expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
+    return max(sum(there), expected)
+
+
+FRAMEWORK = Framework(Module, state_bytes_of, state_bytes_of)

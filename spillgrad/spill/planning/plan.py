@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,24 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.adam import AdamW
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.module_paths import pattern
-from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
+from spillgrad.spill.planning.candidate import (
+    MARGIN_SHARE,
+    Prediction,
+    TrainingPlan,
+    alternatives,
+    best,
+    least_bytes,
+)
+from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine, measure
-from spillgrad.spill.planning.predict import NOTHING, Prediction, Whole
-from spillgrad.spill.planning.profile import in_steps, profile
+from spillgrad.spill.planning.predict import Whole
+from spillgrad.spill.planning.profile import profile
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 
-# The share of the memory that a plan leaves unused, for errors of the prediction.
-_MARGIN_SHARE = 0.05
 # The share of the memory that the store gets while two layers are measured; the second share if a layer needs more.
 _PROFILE_SHARES = (0.25, 0.6)
 _BYTES = 256
-# The number of choices to compare, from recomputing nothing to recomputing everything.
-_CHOICES = 9
-_RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,41 +62,11 @@ class Treatment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Alternative:
-    """The prediction for another amount of memory.
-
-    Parameters
-    ----------
-    ram_bytes : int
-        The memory in bytes.
-    offload : bool
-        Whether parameters and optimizer state are on disk too.
-    step_s : float
-        Seconds of a step.
-    moved_bytes : int
-        Bytes that a step writes to and reads from disk.
-    """
-
-    ram_bytes: int
-    offload: bool
-    step_s: float
-    moved_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(TrainingPlan):
     """The plan of a training run; `str` gives a summary in one line.
 
     Parameters
     ----------
-    model : str
-        Name of the model.
-    batch : int
-        Number of sequences in a batch.
-    context : int
-        Number of tokens in a sequence.
-    accumulate : int
-        Number of batches in a step.
     ram_bytes : int
         Memory of the process that the plan stays within.
     least_bytes : int
@@ -108,49 +81,32 @@ class Plan:
         Whether parameters and optimizer state are on disk too, by `disk_offload`.
     policy : str
         The argument of `save_on_disk`.
-    recomputed : tuple of str
-        Paths of the modules to recompute.
-    treatments : tuple of Treatment
-        What happens to the tensors that each layer saves.
     prediction : Prediction
         Bytes and seconds of a step.
     machine : Machine
         The machine that the plan is for.
     alternatives : tuple of Alternative
         Predictions for less and for more memory.
+    model : str
+        Name of the model.
+    batch : int
+        Number of sequences in a batch.
+    context : int
+        Number of tokens in a sequence.
+    accumulate : int
+        Number of batches in a step.
+    recomputed : tuple of str
+        Paths of the modules to recompute.
+    treatments : tuple of Treatment
+        What happens to the tensors that each layer saves.
     """
 
     model: str
     batch: int
     context: int
     accumulate: int
-    ram_bytes: int
-    least_bytes: int
-    parameter_bytes: int
-    trained_bytes: int
-    state_bytes: int
-    offload: bool
-    policy: str
     recomputed: tuple[str, ...]
     treatments: tuple[Treatment, ...]
-    prediction: Prediction
-    machine: Machine
-    alternatives: tuple[Alternative, ...]
-
-    @property
-    def fits_disk(self) -> bool:
-        """Whether the disk has room for all bytes that the run stores on it."""
-        return self.prediction.disk_bytes <= self.machine.disk.free_bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as a dictionary that JSON can represent.
-
-        Returns
-        -------
-        dict
-            The fields by name.
-        """
-        return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         found = self.prediction
@@ -252,14 +208,14 @@ def plan(
         optimizer=optimizer, mixed_precision=autocast, machine=machine,
     )  # fmt: skip
     wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
-    limit = int(ram_bytes * (1 - _MARGIN_SHARE))
-    found = _best(wholes, limit)
-    least_bytes = in_steps(min(whole.least_bytes() for whole in wholes) / (1 - _MARGIN_SHARE))
+    limit = int(ram_bytes * (1 - MARGIN_SHARE))
+    found = best(wholes, limit)
+    least = least_bytes(wholes)
     if found is None:
         raise BudgetError(
             f"plan: got {format_bytes(ram_bytes)} for {name}, batch {batch} x {context}"
             f"{'' if wholes[0].profile.offload else ', not offloaded'}; the least that works is "
-            f"{least_bytes >> 20} MiB: give that, or a smaller batch or context"
+            f"{least >> 20} MiB: give that, or a smaller batch or context"
             f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
         )
     whole, choice, prediction = found
@@ -269,7 +225,7 @@ def plan(
         context=context,
         accumulate=accumulate,
         ram_bytes=ram_bytes,
-        least_bytes=least_bytes,
+        least_bytes=least,
         parameter_bytes=whole.parameter_bytes,
         trained_bytes=whole.trained_bytes,
         state_bytes=whole.state_bytes,
@@ -279,7 +235,7 @@ def plan(
         treatments=tuple(_treatments(whole, choice, prediction)),
         prediction=prediction,
         machine=whole.machine,
-        alternatives=tuple(_alternatives(wholes, ram_bytes)),
+        alternatives=tuple(alternatives(wholes, ram_bytes)),
     )
 
 
@@ -399,25 +355,6 @@ def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Cal
     return loss
 
 
-def _best(wholes: Sequence[Whole], ram_bytes: int) -> tuple[Whole, Choice, Prediction] | None:
-    """Return the choice with the shortest step within `ram_bytes`; of similar steps, the one that recomputes least."""
-    best: tuple[Whole, Choice, Prediction] | None = None
-    for whole in wholes:
-        every = list(choices(whole.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
-        last = len(every) - 1
-        for number in sorted({round(last * i / (_CHOICES - 1)) for i in range(_CHOICES)}):
-            choice = every[number]
-            budget = whole.budget_within(ram_bytes, choice)
-            if budget is None:
-                continue
-            prediction = whole.predict(budget, choice)
-            if best is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
-                return whole, choice, prediction  # nothing else can be faster, except by noise of the measurements
-            if best is None or prediction.step_s < best[2].step_s * (1 - WORTH_SHARE):
-                best = whole, choice, prediction
-    return best
-
-
 def _policy(whole: Whole, choice: Choice, prediction: Prediction) -> str:
     if choice.paths:
         everything = choice.paths >= {unit.whole.path for unit in whole.units}
@@ -457,20 +394,6 @@ def _spilled(prediction: Prediction, whole: Whole) -> int:
     if whole.profile.offload:
         return max(0, prediction.saved_bytes - prediction.budget_bytes)
     return min(prediction.written_bytes // whole.profile.accumulate, prediction.saved_bytes)
-
-
-def _alternatives(wholes: Sequence[Whole], ram_bytes: int) -> Iterable[Alternative]:
-    """Yield predictions for other amounts of memory, up to an amount with which no tensor goes to disk."""
-    for factor in _RAM_FACTORS:
-        other = int(ram_bytes * factor)
-        found = _best(wholes, int(other * (1 - _MARGIN_SHARE)))
-        if found is None:
-            continue
-        whole, _, prediction = found
-        moved = prediction.written_bytes + prediction.read_bytes
-        yield Alternative(other, whole.profile.offload, prediction.step_s, moved)
-        if moved == 0 and factor > 1:
-            return
 
 
 def _by_number(path: str) -> list[Any]:

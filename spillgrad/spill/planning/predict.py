@@ -1,9 +1,6 @@
 """Predict a training step of the whole model from a profile of a shallow one, for a machine, a budget and a choice.
 
-The prediction assumes that all layers are alike. The phases forward, backward and update follow each other. In each
-phase the disk works in parallel with the processor, so a phase takes as long as the slower of the two. Writes and reads
-share the disk. Moving a byte also takes time of the processor. So a phase takes
-max(computing + copying, writing + reading).
+The prediction assumes that all layers are alike. The phases forward, backward and update follow each other.
 
 The memory of the process is the memory without arrays, plus the arrays in the store (at most the budget), plus all
 other arrays. If the model lives in RAM, its parameters, gradients and optimizer state are among the other arrays; so
@@ -11,10 +8,10 @@ are the saved tensors of a layer while it is recomputed. In the first step the s
 it writes arrays until half the budget is free.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Sequence
 
+from spillgrad.spill.planning.candidate import NOTHING, Candidate
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine
 from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile
@@ -22,51 +19,11 @@ from spillgrad.spill.planning.record import Part, Unit
 from spillgrad.storage.residency import belady
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 
-NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
-# The difference between neighbouring budgets that are compared.
-_BUDGET_STEP = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """The predicted bytes and seconds of a training step.
-
-    Parameters
-    ----------
-    budget_bytes : int
-        The `ram_budget`.
-    peak_bytes : int
-        The most memory of the process.
-    disk_bytes : int
-        Space on the disk.
-    saved_bytes : int
-        Bytes that one batch saves for backward; a step may have several batches.
-    written_bytes : int
-        Bytes written to disk.
-    read_bytes : int
-        Bytes read from disk.
-    compute_s : float
-        Seconds of computing, recomputation included.
-    io_s : float
-        Seconds of the disk.
-    step_s : float
-        Seconds of the step.
-    """
-
-    budget_bytes: int
-    peak_bytes: int
-    disk_bytes: int
-    saved_bytes: int
-    written_bytes: int
-    read_bytes: int
-    compute_s: float
-    io_s: float
-    step_s: float
-
-
-class Whole:
+class Whole(Candidate):
     """The events, bytes and times of the whole model, derived from a profile of two layers.
 
     Parameters
@@ -80,7 +37,8 @@ class Whole:
     """
 
     def __init__(self, profile: Profile, depth: int, machine: Machine) -> None:
-        self.profile, self.machine = profile, machine
+        super().__init__(profile.offload, profile.least_budget, machine)
+        self.profile = profile
         self._more = 0 if profile.layers is None else depth - 2  # the layers that the profile did not run
         self._prefix = f"{profile.layers}." if profile.layers else ""
         self.units = self._units()
@@ -99,44 +57,6 @@ class Whole:
     def state_bytes(self) -> int:
         """The bytes of the optimizer's state."""
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
-
-    def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
-        """Predict a step.
-
-        Parameters
-        ----------
-        budget_bytes : int
-            The `ram_budget`.
-        choice : Choice, optional
-            The modules to recompute; none, by default.
-        keeps : bool, default False
-            Whether all saved tensors stay in RAM, in addition to the budget.
-
-        Returns
-        -------
-        Prediction
-            Bytes and seconds.
-        """
-        moved = self._moved(budget_bytes, choice, keeps)
-        kept_bytes = self._saved(choice)[0] if keeps else 0
-        compute_s = self._phase_s(choice)
-        step_s = io_s = 0.0
-        for phase in PHASES:
-            written, read = moved.written[phase], moved.read[phase]
-            disk_s = self.machine.disk.seconds(written, read)
-            step_s += max(compute_s[phase] + self.machine.busy_s(written + read), disk_s)
-            io_s += disk_s
-        return Prediction(
-            budget_bytes=budget_bytes,
-            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
-            disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
-            saved_bytes=self._saved(choice)[0],
-            written_bytes=moved.written_bytes,
-            read_bytes=moved.read_bytes,
-            compute_s=sum(compute_s.values()),
-            io_s=io_s,
-            step_s=step_s,
-        )
 
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
@@ -209,38 +129,6 @@ class Whole:
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
         return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
 
-    def least_bytes(self) -> int:
-        """Return the least memory in which the model can be trained.
-
-        Returns
-        -------
-        int
-            Bytes of the whole process.
-        """
-        everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
-        return min(self.peak_bytes(self.profile.least_budget, choice) for choice in (NOTHING, everything))
-
-    def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
-        """Return the largest budget with which the process stays within a given memory.
-
-        Parameters
-        ----------
-        ram_bytes : int
-            Memory of the whole process in bytes.
-        choice : Choice, optional
-            The modules to recompute; none, by default.
-
-        Returns
-        -------
-        int or None
-            The budget in bytes; None if no budget will do.
-        """
-        least = self.profile.least_budget
-        if self.peak_bytes(least, choice) > ram_bytes:
-            return None
-        budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
-        return budgets[bisect.bisect_right(budgets, ram_bytes, 1, key=lambda each: self.peak_bytes(each, choice)) - 1]
-
     def _sum(self, by_unit: dict[int, int]) -> int:
         return sum(by_unit.values()) + self._more * by_unit.get(1, 0)
 
@@ -270,6 +158,9 @@ class Whole:
             "backward": profile.accumulate * (backward_s + choice.seconds),
             "update": profile.phase_s["update"] * self.trained_bytes / max(1, trained),
         }
+
+    def _saved_bytes(self, choice: Choice) -> int:
+        return self._saved(choice)[0]
 
     def _saved(self, choice: Choice) -> tuple[int, int]:
         """Return the bytes that a batch saves in the whole model, and in one layer."""

@@ -29,6 +29,7 @@ from spillgrad.spill.module_paths import is_within, pattern
 from spillgrad.spill.planning.record import Recorder, Unit
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
+from spillgrad.storage.counters import rss_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle, Label
@@ -299,7 +300,7 @@ class _Watched:
         )
         gc.collect()
         buffers.empty_cache()
-        base_bytes = _rss_bytes() - buffers.memory_stats().mapped_bytes
+        base_bytes = rss_bytes() - buffers.memory_stats().mapped_bytes
         return Profile(
             layers=self.layers,
             offload=self._offload is not None,
@@ -509,8 +510,3 @@ def _layers(model: Module, count: int) -> str | None:
 
 def _medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-
-
-def _rss_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * buffers.PAGE_BYTES

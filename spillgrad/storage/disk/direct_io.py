@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from spillgrad.fork_safe_lock import ForkSafeLock
+
 # The flag of direct I/O; 0 on a system without direct I/O.
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _O_TMPFILE: int = getattr(os, "O_TMPFILE", 0)
@@ -74,15 +76,18 @@ def open_direct(path: str | os.PathLike[str], flags: int) -> int | None:
 def speeds(directory: Path) -> Speeds:
     """Return the speeds of files in `directory`, measured by writing and reading 8 MiB twice.
 
-    Each file system is measured once in a process. Raises OSError if there is no such directory.
+    Each file system is measured once in a process; meanwhile other threads wait. Raises OSError if there is no such
+    directory.
     """
     device = os.stat(directory).st_dev
-    if device not in _known:
-        _known[device] = _measure(directory)
-    return _known[device]
+    with _measuring:
+        if device not in _known:
+            _known[device] = _measure(directory)
+        return _known[device]
 
 
 _known: dict[int, Speeds] = {}
+_measuring = ForkSafeLock()
 # The number of consecutive steps that waited for direct I/O, by device. One step is no evidence: the first step of a
 # run waits for the measurement above and has no plan, and any step may meet a moment when the disk is busy.
 _slow_steps: collections.Counter[int] = collections.Counter()

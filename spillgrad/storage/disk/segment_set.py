@@ -200,9 +200,11 @@ class SegmentSet:
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
-        with self._measuring:
-            self.disk_bytes -= self._disk_bytes.pop(segment, 0)
-        segment.discard()
+        try:
+            segment.discard()
+        finally:
+            with self._measuring:  # only now: whoever reads the count finds no file that it does not have
+                self.disk_bytes -= self._disk_bytes.pop(segment, 0)
 
     def measure(self, segment: Segment) -> None:
         """Update the bytes of disk that a segment takes. Any thread may call it while the segment has a live array."""

@@ -16,6 +16,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
 
+# The number in place of an array's, for bytes that are of no array.
+NO_ARRAY = -1
+
 
 class Head(msgspec.Struct):
     """The first line of a file: the run, and the options of its store."""
@@ -77,6 +80,12 @@ class Change(ArrayEvent, tag="change", gc=False):
 
 class Free(ArrayEvent, tag="free", gc=False):
     """An array was freed."""
+
+
+class Ram(ArrayEvent, tag="ram", gc=False):
+    """So many more bytes of an array, or of `NO_ARRAY`, count as RAM; or fewer, if `bytes` is negative."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=(1 << 62))] = 0
 
 
 class Place(ArrayEvent, tag="place", gc=False):
@@ -217,13 +226,17 @@ OriginSums = tuple[
 
 
 class Sums(msgspec.Struct):
-    """Sums of all earlier events; `live` has (number, bytes, index into `origins`, training step) of live arrays."""
+    """Sums of all earlier events; `live` has (number, bytes, index into `origins`, training step) of live arrays.
+
+    `ram` has (number, bytes in RAM) of all arrays in RAM, or is None in a journal without `ram` events.
+    """
 
     stats: Stats
     kept: Count
     steps: Count
     origins: list[OriginSums]
     live: list[tuple[Count, Count, Count, int | None]]
+    ram: list[tuple[int, Count]] | None = None
 
 
 class Totals(Event, tag="totals", gc=False):
@@ -245,7 +258,7 @@ class Lost(Event, tag="lost", gc=False):
 
 
 AnyEvent = (
-    Pack | Label | Keep | Share | Change | Free | Place | Write | Read | Shrink | Wait | Fail | Flush | Phase | Step
-    | Plan | Sample | Totals | End | Lost
+    Pack | Label | Keep | Share | Change | Free | Ram | Place | Write | Read | Shrink | Wait | Fail | Flush | Phase
+    | Step | Plan | Sample | Totals | End | Lost
 )  # fmt: skip
 encoder = msgspec.json.Encoder()

@@ -56,6 +56,8 @@ class BudgetedTier(Generic[E]):
         self._leases: dict[int, Lease] = {}
         self._dead: collections.deque[Lease] = collections.deque()
         self.on_room: Callable[[], None] = lambda: None  # called whenever `used_bytes` falls
+        # Called before `used_bytes` changes, with the entry, if the bytes are of one, and the difference.
+        self.on_count: Callable[[E | None, int], None] = lambda entry, nbytes: None
 
     def allow(self, budget_bytes: int) -> None:
         """Change the budget."""
@@ -77,7 +79,7 @@ class BudgetedTier(Generic[E]):
         entry.array = array
         if is_copy:
             self._lease(entry, array)
-        self.reserve(entry.nbytes)
+        self.reserve(entry.nbytes, entry=entry)
         self._move(entry, ABOVE)
 
     def hold_callers(self, entry: E, array: np.ndarray) -> None:
@@ -145,7 +147,7 @@ class BudgetedTier(Generic[E]):
         """
         if array is None or not (handed_out or entry.references > 0):
             self._move(entry, UNREADABLE if entry.references > 0 else GONE)
-            self.unreserve(entry.nbytes, pinned=handed_out)
+            self.unreserve(entry.nbytes, pinned=handed_out, entry=entry)
             return
         lease = self._lease(entry, array)
         if handed_out and not self._is_needed_again(entry):
@@ -169,7 +171,7 @@ class BudgetedTier(Generic[E]):
         elif entry.array is not array:  # memory that the caller made, not counted yet
             self._release(entry)
             self._lease(entry, array)
-            self.reserve(entry.nbytes)
+            self.reserve(entry.nbytes, entry=entry)
         self.pinned_bytes += entry.nbytes
         entry.array = array
 
@@ -234,15 +236,17 @@ class BudgetedTier(Generic[E]):
 
     # Room
 
-    def reserve(self, nbytes: int, pinned: bool = False) -> None:
-        """Count bytes that are about to be used; if `pinned`, only callers can free them."""
+    def reserve(self, nbytes: int, pinned: bool = False, entry: E | None = None) -> None:
+        """Count bytes that are about to be used, for `entry` if given; if `pinned`, only callers can free them."""
+        self.on_count(entry, nbytes)
         self.used_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         if pinned:
             self.pinned_bytes += nbytes
 
-    def unreserve(self, nbytes: int, pinned: bool = False) -> None:
+    def unreserve(self, nbytes: int, pinned: bool = False, entry: E | None = None) -> None:
         """Stop counting bytes that `reserve` counted."""
+        self.on_count(entry, -nbytes)
         if pinned:
             self.pinned_bytes -= nbytes
         self.used_bytes -= nbytes
@@ -280,7 +284,7 @@ class BudgetedTier(Generic[E]):
             lease = self._dead.popleft()
             entry = cast(E, lease.entry)
             del self._leases[id(lease)]
-            self.unreserve(entry.nbytes, pinned=lease.pinned)
+            self.unreserve(entry.nbytes, pinned=lease.pinned, entry=entry)
             if entry.lease is lease:
                 entry.lease = None
                 if entry.residence is LENT:
@@ -291,7 +295,7 @@ class BudgetedTier(Generic[E]):
         if entry.array is not None:
             lease = entry.lease
             if lease is None and is_counted:
-                self.unreserve(entry.nbytes)
+                self.unreserve(entry.nbytes, entry=entry)
             entry.array = None
             if lease is not None and lease() is not None:
                 self._pin(lease)

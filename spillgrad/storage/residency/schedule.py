@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.step_plan import (
+    FIRST_ROOM,
     LONGEST_STEP,
     Happened,
     Packed,
@@ -57,6 +58,8 @@ class Schedule:
         self._live_bytes = self._persistent_bytes = 0
         self.expected_bytes = 0  # of all persistent arrays that are to come
         self._live_bytes_then: list[int] = []  # after each put
+        self._rooms: list[int] = []  # bytes that callers have counted for themselves in this step
+        self._open_rooms_bytes = 0
         self._plan: StepPlan | None = None
         self._too_long = False
 
@@ -66,7 +69,7 @@ class Schedule:
             number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._persistent)
             self._persistent[entry] = number
             self._persistent_bytes += entry.nbytes
-            self._note("put", number, entry)
+            self._note("put", number, entry.nbytes)
             entry.rank = self._persistent_rank(number)
             entry.must_spill = self.must_spill(entry.rank)
             return
@@ -74,7 +77,7 @@ class Schedule:
             self._live[entry] = number = len(self._packed)
             packed = (entry.label.op, entry.nbytes)
             self._packed.append(packed)
-            self._note("put", number, entry)
+            self._note("put", number, entry.nbytes)
             self._live_bytes += entry.nbytes
             self._live_bytes_then.append(self._live_bytes)
             plan = self._plan
@@ -112,6 +115,16 @@ class Schedule:
         """Whether a plan says which arrays stay until they are used, and prefetches may not evict these."""
         return self._reserves and self.follows_plan
 
+    def room_bytes(self, entry: Entry) -> int:
+        """Return how many bytes callers will count for themselves before they use an array.
+
+        If it were prefetched there, it would be evicted, and read again.
+        """
+        if self._plan is None:
+            return 0
+        due_bytes = self._plan.room_bytes(entry.rank, len(self._used)) - self._open_rooms_bytes
+        return max(0, min(due_bytes, self.budget_bytes - entry.nbytes))
+
     @property
     def has_persistent(self) -> bool:
         """Whether there are persistent arrays, so that a step lasts until the next one begins."""
@@ -140,7 +153,7 @@ class Schedule:
         position = len(self._used)
         use = number, entry.nbytes
         self._used.append(use)
-        self._note("use", number, entry)
+        self._note("use", number, entry.nbytes)
         plan = self._plan
         if position == 0 if plan is None else plan.used[position : position + 1] != (use,):
             self._choose_plan()
@@ -168,7 +181,24 @@ class Schedule:
             self._persistent_bytes -= entry.nbytes
             heapq.heappush(self._free_numbers, number)
         if number is not None:
-            self._note("drop", number, entry)
+            self._note("drop", number, entry.nbytes)
+
+    def begin_room(self, nbytes: int) -> tuple[list[int], int]:
+        """Record that a caller counts bytes in the tier for itself; return what `end_room` takes."""
+        place = len(self._rooms)
+        self._rooms.append(nbytes)
+        self._open_rooms_bytes += nbytes
+        if nbytes:
+            self._note("put", FIRST_ROOM + place, nbytes)
+        return self._rooms, place
+
+    def end_room(self, room: tuple[list[int], int]) -> None:
+        """Record that a caller stops counting bytes."""
+        rooms, place = room
+        if rooms is self._rooms:  # else its step has ended
+            self._open_rooms_bytes -= rooms[place]
+            if rooms[place]:
+                self._note("drop", FIRST_ROOM + place, rooms[place])
 
     def begin_step(self) -> None:
         """Record that a step begins, unless arrays of the last step are still live."""
@@ -190,12 +220,13 @@ class Schedule:
             self.on_step(plan)
         self._live.clear()
         self._packed, self._used, self._happened = [], [], []
-        self._live_bytes, self._live_bytes_then = 0, []
+        self._live_bytes, self._live_bytes_then, self._rooms = 0, [], []
+        self._open_rooms_bytes = 0
         self._plan, self._too_long, self.cursor = None, False, None
 
-    def _note(self, kind: str, number: int, entry: Entry) -> None:
+    def _note(self, kind: str, number: int, nbytes: int) -> None:
         if not self._too_long:
-            self._happened.append((kind, number, entry.nbytes))
+            self._happened.append((kind, number, nbytes))
             self._too_long = len(self._happened) > 4 * LONGEST_STEP
 
     def _choose_plan(self) -> None:

@@ -12,12 +12,14 @@ from spillgrad.storage.residency import belady
 # How many plans a process keeps (those used last), and how many arrays and uses a step may have to become a plan.
 _PLANS_MAX = 16
 LONGEST_STEP = 1 << 16
+# Bytes that callers count for themselves have numbers from this one on.
+FIRST_ROOM = 1 << 32
 
 # What identifies an array when it is put: the operation that saved it, and its bytes.
 Packed = tuple[str | None, int]
 # A use: the number of the array, and its bytes.
 Used = tuple[int, int]
-# An event: "put", "use" or "drop", the number of the array, and its bytes.
+# An event: "put", "use" or "drop", the number of the array, or of a caller's bytes, and the bytes.
 Happened = tuple[str, int, int]
 
 
@@ -52,6 +54,15 @@ class StepPlan:
         self._uses: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(used):
             self._uses.setdefault(number, []).append(position)
+        self._room_bytes: list[int] = []  # that callers counted for themselves
+        self._used_before_room: list[int] = []  # how many uses there were before
+        uses = 0
+        for kind, number, nbytes in happened:
+            uses += kind == "use"
+            if kind == "put" and number >= FIRST_ROOM:
+                self._room_bytes.append(nbytes)
+                self._used_before_room.append(uses)
+        self._largest_room_from = [*itertools.accumulate(reversed(self._room_bytes), max, initial=0)][::-1]
         self._within: dict[int, _Within] = {}
 
     def peak_bytes(self, put: int) -> int:
@@ -76,6 +87,15 @@ class StepPlan:
         steps, position = divmod(-1 - rank, len(self.used))
         before = steps * within.missed_bytes[-1] + within.missed_bytes[position] - within.missed_bytes[got]
         return before == 0 or before + self.used[position][1] <= within.prefetch_bytes
+
+    def room_bytes(self, rank: int, got: int) -> int:
+        """Return the most bytes that a caller counts for itself after `got` uses, before the use of an array's rank."""
+        steps, position = divmod(-1 - rank, len(self.used))
+        first = bisect.bisect_left(self._used_before_room, got)
+        if steps:  # in the next step
+            return self._largest_room_from[first]
+        last = bisect.bisect_right(self._used_before_room, position)
+        return max(self._room_bytes[first:last], default=0)
 
     def _at(self, budget_bytes: int) -> _Within:
         found = self._within.get(budget_bytes)

@@ -130,7 +130,7 @@ class TierState(Generic[E]):
             del self._by_key[entry.key]
         self._freed(entry)
         self.tier.remove(entry)
-        self.tier.unreserve(entry.beside_bytes, pinned=True)
+        self.tier.unreserve(entry.beside_bytes, pinned=True, entry=entry)
         self.tier.schedule.drop(entry)
         if not entry.persistent:
             self._passing -= 1

@@ -43,14 +43,14 @@ class Loader:
         """Reserve room to read an entry, and keep its extent from being freed until `end_read`."""
         tier, staging_bytes = self._state.tier, entry.staging_bytes
         tier.make_room(entry.loading_bytes)
-        tier.reserve(staging_bytes)
-        tier.reserve(entry.nbytes, pinned)
+        tier.reserve(staging_bytes, entry=entry)
+        tier.reserve(entry.nbytes, pinned, entry)
         entry.readers += 1
         self._state.readers += 1
 
     def end_read(self, entry: DiskEntry) -> None:
         """Let the extent be freed again. The caller gives back the room that is reserved for the array."""
-        self._state.tier.unreserve(entry.staging_bytes)
+        self._state.tier.unreserve(entry.staging_bytes, entry=entry)
         entry.readers -= 1
         self._state.readers -= 1
         if entry.references <= 0:

@@ -54,11 +54,14 @@ class Prefetcher:
     def _room_for(self, entry: DiskEntry) -> int:
         """Return how many bytes must be free before an entry is loaded.
 
-        Arrays that will be put before the step uses any array would evict the entry again, so they need room too.
+        Arrays that will be put before the step uses any array would evict the entry again, so they need room too; so
+        does what callers will count for themselves before they use the entry.
         """
         schedule = self._state.schedule
-        waits = schedule.follows_plan and not (entry.persistent or entry in self._requested)
-        return entry.loading_bytes + (schedule.coming_bytes() if waits else 0)
+        if entry in self._requested or not schedule.follows_plan:
+            return entry.loading_bytes
+        coming_bytes = 0 if entry.persistent else schedule.coming_bytes()
+        return entry.loading_bytes + schedule.room_bytes(entry) + coming_bytes
 
     def _load(self, entry: DiskEntry) -> None:
         self._loader.prefetch(entry)

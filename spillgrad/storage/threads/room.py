@@ -35,12 +35,13 @@ class Room:
             self._state.changed.notify_all()
 
     def wait_for(
-        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, until_all_left: bool = False
+        self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, until_all_left: bool = False, raises: bool = True,
     ) -> bool:  # fmt: skip
         """Wait until `nbytes` fit, or the disk refuses writes; return False if only callers could make room.
 
         `label` and `dtype` describe the array that needs the room; `dtype` is None if no array does. With
-        `until_all_left`, returns False only once no other array can leave RAM.
+        `until_all_left`, returns False only once no other array can leave RAM. Raises SpillError if a write failed and
+        arrays may not stay in RAM; returns False then if not `raises`.
         """
         state, tier = self._state, self._state.tier
         if self._full_disk.is_paused:
@@ -57,10 +58,13 @@ class Room:
                 others_leave = until_all_left and (tier.dirty or tier.writing_bytes)
                 if tier.pinned_bytes + nbytes > tier.budget_bytes and not others_leave:
                     return False
+                if state.failures and not raises:
+                    return False
                 state.bell.ring()
                 state.changed.wait()
                 state.require_open("put")
-                self._full_disk.answer_failures()
+                if raises:
+                    self._full_disk.answer_failures()
                 if self._full_disk.is_paused:
                     return True
         finally:

@@ -98,7 +98,7 @@ class Writer:
         state.tier.hold_callers(entry, array)
         self._urgent.append(entry)
         copied_bytes = entry.nbytes if is_copy else 0
-        state.tier.reserve(copied_bytes)
+        state.tier.reserve(copied_bytes, entry=entry)
         try:
             while entry.in_callers_memory:
                 state.bell.ring()
@@ -107,7 +107,7 @@ class Writer:
             if entry.error is not None:
                 raise SpillError(str(entry.error)) from entry.error
         finally:
-            state.tier.unreserve(copied_bytes)
+            state.tier.unreserve(copied_bytes, entry=entry)
             cached = entry.went_through_page_cache
             state.counters.waited_to_put(started, entry.sequence, entry.label, entry.dtype, cached)
 
@@ -225,7 +225,7 @@ class Writer:
         tier = self._state.tier
         if not tier.make_room(nbytes) and self._moving:
             return False
-        tier.reserve(nbytes)
+        tier.reserve(nbytes, entry=entry)
         entry.staged_bytes = nbytes
         return True
 
@@ -269,7 +269,7 @@ class Writer:
 
     def _unstage(self, entry: DiskEntry) -> None:
         entry.encoded = None
-        self._state.tier.unreserve(entry.staged_bytes)
+        self._state.tier.unreserve(entry.staged_bytes, entry=entry)
         entry.staged_bytes = 0
 
     def _move(self, entry: DiskEntry, extent: Extent) -> None:

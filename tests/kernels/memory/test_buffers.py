@@ -369,6 +369,7 @@ def test_what_malloc_has_free_goes_back_where_memory_is_scarce(
     available_share: float, trims: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(int(1000 * available_share), 1000))
+    monkeypatch.setattr(buffers, "_maps_large", False)
     small = [np.ones(32 * 1024, np.uint8) for _ in range(2000)]
     small[1::2] = [None] * 1000  # holes, which glibc keeps
     before = rss_bytes()
@@ -376,3 +377,35 @@ def test_what_malloc_has_free_goes_back_where_memory_is_scarce(
     given_back = before - rss_bytes()
     assert small[0] is not None
     assert given_back > 16 * MIB if trims else given_back < 8 * MIB
+
+
+def test_once_memory_was_scarce_large_arrays_and_what_malloc_has_free_go_back_at_once(monkeypatch: pytest.MonkeyPatch):
+    told: list[tuple[int, int]] = []
+    trimmed: list[int] = []
+    monkeypatch.setattr(buffers, "_maps_large", False)
+    monkeypatch.setattr(buffers, "_mallopt", lambda option, value: told.append((option, value)) or 1)
+    monkeypatch.setattr(buffers, "_malloc_trim", lambda pad: trimmed.append(1) or 1)
+    left = {"bytes": 900}
+    monkeypatch.setattr(buffers, "system_memory", lambda: SystemMemory(left["bytes"], 1000))
+    buffers.trim_malloc_if_scarce()
+    assert (told, trimmed) == ([], [])
+    buffers.trim_malloc_if_scarce(needed_bytes=901)
+    assert (told, len(trimmed)) == ([(-3, 1 << 20)], 1)
+    for _ in range(2):
+        buffers.trim_malloc_if_scarce()
+        buffers.release_if_scarce()
+    assert (len(told), len(trimmed)) == (1, 5)
+
+
+def test_idle_memory_is_kept_within_a_limit():
+    pool = BufferPool()
+    arrays = [pool.empty((MIB,), np.uint8) for _ in range(8)]
+    pool.keep_idle_within(0)
+    assert pool.stats().mapped_bytes == 8 * MIB  # none is idle
+    del arrays[:6]
+    pool.keep_idle_within(4 * MIB)
+    assert pool.stats().idle_bytes == 4 * MIB
+    pool.keep_idle_within(5 * MIB)
+    assert pool.stats().idle_bytes == 4 * MIB
+    pool.keep_idle_within(0)
+    assert pool.stats().mapped_bytes == 2 * MIB

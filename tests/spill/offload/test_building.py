@@ -178,10 +178,14 @@ def test_a_function_that_fails_leaves_no_hook_and_no_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("model", "optimizer", "says"),
     [
-        (3, None, "got int as model; wanted a Module, or a function"),
-        (lambda: 3, None, "the function returned int; it must return a Module"),
-        (lambda: nn.Linear(2, 2), 3, "got int as optimizer; wanted an Optimizer, or a function"),
-        (lambda: nn.Linear(2, 2), lambda params: params, "the function returned list; it must return an Optimizer"),
+        (3, None, "got int as model; wanted a spillgrad.nn.Module, or a function"),
+        (lambda: 3, None, "the function returned int; it must return a spillgrad.nn.Module"),
+        (lambda: nn.Linear(2, 2), 3, "got int as optimizer; wanted a spillgrad.optim.Optimizer, or a function"),
+        (
+            lambda: nn.Linear(2, 2),
+            lambda params: params,
+            "the function returned list; it must return a spillgrad.optim.Optimizer",
+        ),
     ],
     ids=["model", "built", "optimizer", "made"],
 )

@@ -11,6 +11,7 @@ import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.spill.offload.needs import largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.optim import Update
@@ -84,7 +85,8 @@ def train(
 
 
 def least_bytes(model: nn.Module, optimizer: sg.optim.Optimizer, in_backward: bool, clip: float | None) -> int:
-    return largest_need(model, optimizer, copies_gradients=clip is not None and not in_backward).nbytes
+    gradients = 2 if clip is not None and not in_backward else 1
+    return largest_need(FRAMEWORK, model, optimizer, gradients).nbytes
 
 
 def offloaded(directory: Path, make: MakeOptimizer, in_backward: bool, clip: float | None) -> sg.disk_offload:

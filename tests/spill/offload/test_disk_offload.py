@@ -494,3 +494,45 @@ def test_a_change_after_one_that_the_disk_refused_is_stored_too(tmp_path: Path, 
         store._state.tier.make_room(store.ram_budget)
     assert not store.is_here(layer.weight.storage._handle)
     np.testing.assert_array_equal(layer.weight.numpy(), wanted)
+
+
+def test_groups_that_change_between_steps_in_backward_keep_their_learning_rates(tmp_path: Path):
+    found = []
+    for offloads in (False, True):
+        sg.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        groups = [{"params": [param], "lr": 0.1 * number} for number, param in enumerate(model.parameters(), 1)]
+        optimizer = sg.optim.SGD(groups)
+        if offloads:
+            sg.disk_offload(model, optimizer, tmp_path, ram_budget="1MiB", step_in_backward=True)
+        for number in range(3):
+            model(sg.ones(4, 32)).square().mean().backward()
+            if not offloads:
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.param_groups.reverse() if number == 0 else optimizer.param_groups.pop()
+        found.append([param.detach().numpy().copy() for param in model.parameters()])
+    assert all((in_ram == on_disk).all() for in_ram, on_disk in zip(*found, strict=True))
+
+
+def test_a_step_in_backward_needs_no_reference_to_the_offload(tmp_path: Path):
+    found = []
+    for offloads in (False, True):
+        sg.manual_seed(0)
+        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+        optimizer = sg.optim.SGD(model.parameters(), lr=0.1)
+        if offloads:
+            sg.disk_offload(model, optimizer, tmp_path, ram_budget="1MiB", step_in_backward=True)
+            alive = weakref.ref(optimizer)
+            del optimizer
+            gc.collect()
+        for _ in range(2):
+            model(sg.ones(4, 32)).square().mean().backward()
+            if not offloads:
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append([param.detach().numpy().copy() for param in model.parameters()])
+    assert all((in_ram == on_disk).all() for in_ram, on_disk in zip(*found, strict=True))
+    del model
+    gc.collect()
+    assert alive() is None

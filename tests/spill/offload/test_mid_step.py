@@ -11,6 +11,7 @@ import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import GraphError
 from spillgrad.spill.offload.needs import largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 
 X = np.random.default_rng(0).standard_normal((16, 40)).astype(np.float32)
 
@@ -24,7 +25,7 @@ class Run:
         self.optimizer = sg.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.offload = None
         if directory is not None:
-            budget = largest_need(self.model, self.optimizer).nbytes
+            budget = largest_need(FRAMEWORK, self.model, self.optimizer).nbytes
             self.offload = sg.disk_offload(self.model, self.optimizer, directory, ram_budget=budget, **options)
 
     def param(self) -> nn.Parameter:

@@ -13,7 +13,9 @@ import pytest
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.errors import BudgetError
+from spillgrad.spill.offload import owner
 from spillgrad.spill.offload.needs import disk_need, largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 from tests.storage.test_disk_store import in_own_mounts
 
 TOKENS = np.random.default_rng(0).integers(0, 256, (4, 4, 33))
@@ -60,8 +62,8 @@ def test_training_works_with_the_least_budget_and_never_exceeds_it(
 
     model = build()
     wanted = train(model, OPTIMIZERS[optimizer]([*model.parameters()]), clip)
-    copies_gradients = clip is not None and not in_backward
-    budget = largest_need(model, OPTIMIZERS[optimizer]([*model.parameters()]), copies_gradients).nbytes
+    gradients = 2 if clip is not None and not in_backward else 1
+    budget = largest_need(FRAMEWORK, model, OPTIMIZERS[optimizer]([*model.parameters()]), gradients).nbytes
     offload = sg.disk_offload(
         build, OPTIMIZERS[optimizer], tmp_path, ram_budget=budget, step_in_backward=in_backward, max_grad_norm=clip
     )
@@ -90,28 +92,28 @@ class Around(nn.Module):
 
 def test_the_need_is_that_of_a_layer_with_what_is_around_it_or_of_an_update():
     model = Around()
-    assert largest_need(model, None).nbytes == 2 * 40_000  # of a list, one at a time
-    assert largest_need(model, sg.optim.SGD(model.layer.parameters())).nbytes == 2 * 40_000
-    need = largest_need(model, sg.optim.Adam(model.parameters()))
+    assert largest_need(FRAMEWORK, model, None).nbytes == 2 * 40_000  # of a list, one at a time
+    assert largest_need(FRAMEWORK, model, sg.optim.SGD(model.layer.parameters())).nbytes == 2 * 40_000
+    need = largest_need(FRAMEWORK, model, sg.optim.Adam(model.parameters()))
     assert need.nbytes == 4 * 40_000
     assert need.why == (
         "scale needs 156.2 KiB when it is updated: 39.1 KiB itself, as much for its gradient and 78.1 KiB of Adam's "
         "state"
     )
-    clipped = largest_need(model, sg.optim.Adam(model.parameters()), copies_gradients=True)
+    clipped = largest_need(FRAMEWORK, model, sg.optim.Adam(model.parameters()), gradients=2)
     assert clipped.nbytes == 5 * 40_000
     assert "as much for its gradient, as much for that clipped and 78.1 KiB" in clipped.why
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    assert largest_need(model, sg.optim.Adam(model.parameters())).nbytes == 2 * 40_000
-    assert largest_need(nn.Identity(), None).nbytes == 0
+    assert largest_need(FRAMEWORK, model, sg.optim.Adam(model.parameters())).nbytes == 2 * 40_000
+    assert largest_need(FRAMEWORK, nn.Identity(), None).nbytes == 0
 
 
 def test_a_module_that_uses_more_than_fits_at_once_lets_go_of_what_it_used_first(tmp_path: Path):
     model = Around()
     x = sg.full((2, 100), 0.01)
     wanted = model(x).detach().numpy()
-    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=largest_need(model, None).nbytes)
+    offload = sg.disk_offload(model, directory=tmp_path, ram_budget=largest_need(FRAMEWORK, model, None).nbytes)
     np.testing.assert_array_equal(model(x).detach().numpy(), wanted)
     assert offload.stats().peak_ram_bytes <= offload.least_budget
     assert offload.stats().live_bytes == 12 * 40_000
@@ -121,7 +123,7 @@ def test_a_module_that_uses_more_than_fits_at_once_lets_go_of_what_it_used_first
 def test_a_smaller_budget_is_refused_before_the_first_step(tmp_path: Path, how: str):
     model = sg.models.build("tiny")
     optimizer = OPTIMIZERS["AdamW"]([*model.parameters()])
-    least = largest_need(model, optimizer).nbytes
+    least = largest_need(FRAMEWORK, model, optimizer).nbytes
     with pytest.raises(BudgetError) as caught:
         if how == "a model":
             sg.disk_offload(model, optimizer, tmp_path, ram_budget=least - 1)
@@ -150,13 +152,13 @@ def test_optimizers_say_how_many_tensors_they_keep(name: str):
     layer = nn.Linear(3, 5)
     optimizer = OPTIMIZERS[name]([*layer.parameters()])
     (group,) = optimizer.param_groups
-    expected = disk_need(layer, optimizer, gradients=True)
+    expected = disk_need(FRAMEWORK, layer, optimizer, gradients=True)
     layer(sg.ones(1, 3)).sum().backward()
     optimizer.step()
     for parameter in layer.parameters():
         tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, sg.Tensor)]
         assert [tensor.shape for tensor in tensors] == [parameter.shape] * optimizer.state_tensors(group)
-    assert disk_need(layer, optimizer, gradients=True) == expected  # nothing is counted twice
+    assert disk_need(FRAMEWORK, layer, optimizer, gradients=True) == expected  # nothing is counted twice
     assert (expected.parameters, expected.gradients) == (80, 80)
 
 
@@ -165,6 +167,7 @@ ON_A_SMALL_DISK = """
     import spillgrad as sg
     from spillgrad.errors import SpillError
     from spillgrad.spill.offload.needs import disk_need
+    from spillgrad.spill.offload.training import FRAMEWORK
     directory, how, on_full = sys.argv[1:]
     build = lambda: sg.models.build("tiny")
     adamw = lambda params: sg.optim.AdamW(params, lr=1e-3)
@@ -178,7 +181,7 @@ ON_A_SMALL_DISK = """
     except SpillError as error:
         print(error)
     else:
-        print("fits", sum(disk_need(offload.model, offload.optimizer, how != "in backward")) >> 10, "KiB")
+        print("fits", sum(disk_need(FRAMEWORK, offload.model, offload.optimizer, how != "in backward")) >> 10, "KiB")
 """
 
 
@@ -207,6 +210,15 @@ def test_a_disk_that_is_too_small_is_told_before_training(tmp_path: Path, how: s
     ), said
 
 
+def test_a_measurement_of_the_disk_takes_no_room_from_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another thread's measurement may fill a small disk for a moment; `speeds` returns when it is over."""
+    over: list[Path] = []
+    monkeypatch.setattr(owner, "speeds", over.append)
+    monkeypatch.setattr(owner, "free_bytes", lambda place: 1 << 30 if over else 0)
+    offload = sg.disk_offload(sg.models.build("tiny"), OPTIMIZERS["AdamW"], tmp_path, ram_budget="512KiB")
+    assert over == [offload.directory.parent]
+
+
 @pytest.mark.parametrize(
     ("how", "size_kib", "on_full"),
     [
@@ -224,7 +236,7 @@ def test_a_disk_on_which_all_has_room_is_taken(tmp_path: Path, how: str, size_ki
 def test_what_fits_the_budget_needs_no_disk(tmp_path: Path):
     model = nn.Linear(100, 100)
     optimizer = sg.optim.Adam(model.parameters())
-    total = sum(disk_need(model, optimizer, gradients=True))
+    total = sum(disk_need(FRAMEWORK, model, optimizer, gradients=True))
     offload = sg.disk_offload(model, optimizer, tmp_path, ram_budget=total)
     for _ in range(3):
         model(sg.ones(2, 100)).sum().backward()

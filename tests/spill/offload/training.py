@@ -7,6 +7,7 @@ import numpy as np
 import spillgrad as sg
 from spillgrad import nn
 from spillgrad.spill.offload.needs import largest_need
+from spillgrad.spill.offload.training import FRAMEWORK
 
 BATCHES = [np.random.default_rng(i).integers(0, 256, (4, 33)) for i in range(6)]
 
@@ -43,7 +44,7 @@ def assert_same(got: Trained, wanted: Trained) -> None:
 
 
 def least_bytes(model: nn.Module, optimizer: sg.optim.Optimizer | None = None) -> int:
-    return largest_need(model, optimizer).nbytes
+    return largest_need(FRAMEWORK, model, optimizer).nbytes
 
 
 def held_bytes(offload: sg.disk_offload) -> int:

@@ -13,9 +13,10 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.plan import plan
-from spillgrad.spill.planning.predict import NOTHING, Whole
+from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile, profile
 from spillgrad.spill.planning.record import Part, Unit
 from spillgrad.spill.save_on_disk import SpillStats

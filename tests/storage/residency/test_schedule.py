@@ -400,3 +400,47 @@ def test_an_array_that_turns_out_to_be_changed_is_used_once_though_it_is_read_ag
     (plan,) = step_plan._plans.values()
     assert plan.used == ((0, array.nbytes),)
     assert (store.stats().cache_hits, store.stats().cache_misses) == (0, 1)
+
+
+def test_a_plan_knows_the_room_that_callers_take():
+    steps = LastingSteps()
+    steps.put("ABC")
+    schedule, entries = steps.schedule, steps.entries
+    nbytes = entries["A"].nbytes
+    schedule.budget_bytes = 4 * nbytes
+    for _ in range(3):
+        steps.get("A")
+        assert schedule._plan is None or schedule.room_bytes(entries["C"]) == nbytes
+        steps.get("B")
+        room = schedule.begin_room(nbytes)
+        assert schedule.room_bytes(entries["C"]) == 0  # not known yet, or taken
+        steps.get("C")
+        schedule.end_room(room)
+        assert schedule.room_bytes(entries["C"]) == 0  # until the next step
+        known = schedule._plan
+        schedule.begin_step()
+    steps.get("A")
+    assert schedule.room_bytes(entries["B"]) == 0  # used before
+    late = schedule.begin_room(nbytes)
+    schedule.begin_step()
+    steps.get("A")
+    schedule.end_room(late)  # of the step before
+    assert schedule.room_bytes(entries["C"]) == nbytes
+    schedule.budget_bytes = 3 * nbytes // 2
+    assert schedule.room_bytes(entries["C"]) == nbytes // 2  # there is room for the array, whatever callers take
+    assert known is not None
+    assert known._at(3 * nbytes).missed  # beside the room, two fit
+    assert not known._at(4 * nbytes).missed
+
+
+def test_steps_with_rooms_are_one_plan():
+    steps = LastingSteps()
+    steps.put("AB")
+    plans = []
+    steps.schedule.on_step = plans.append
+    for _ in range(3):
+        steps.get("A")
+        steps.schedule.end_room(steps.schedule.begin_room(10))
+        steps.get("B")
+        steps.schedule.begin_step()
+    assert plans[1] is plans[2]

@@ -29,7 +29,7 @@ NOT_TOGETHER = [
     (["--tree", "--tensor", "3"], ["--tree and --tensor"]),
     (["--tree", "--watch"], ["--tree and --watch"]),
     (["--html", "page.html", "--watch"], ["--html and --watch"]),
-    (["--force", "--tensor", "3"], ["--force", "--export FILE"]),
+    (["--force", "--tensor", "3"], ["--force", "--export or --perfetto or --memory-viz FILE"]),
     (["--slice", "0"], ["--slice", "--tensor KEY"]),
     (["--export", "a.npy"], ["--export", "--tensor KEY"]),
     (["--tree", "--slice", "0"], ["--slice", "--tensor KEY"]),
@@ -38,6 +38,10 @@ NOT_TOGETHER = [
     (["--watch", "--top", "3"], ["--top with --watch"]),
     (["--watch", "--json"], ["--json with --watch"]),
     (["--html", "page.html", "--json"], ["--json with --html"]),
+    (["--perfetto", "a.json", "--memory-viz", "a.pickle"], ["--perfetto and --memory-viz"]),
+    (["--memory-viz", "a.pickle", "--top", "3"], ["--top with --memory-viz"]),
+    (["--perfetto", "a.json", "--export", "a.npy"], ["--export without --tensor"]),
+    (["--html", "page.html", "--force"], ["--force", "--export or --perfetto or --memory-viz FILE"]),
     (["--by", "moduel"], ["moduel", "module", "dtype"]),
     (["--sort", "size"], ["size", "packed", "wait"]),
     (["--top", "0"], ["0", "--top"]),
@@ -243,6 +247,81 @@ def test_a_page_into_a_pipe_that_nobody_reads_is_left_quietly(finished: Path, tm
     piped = ["bash", "-c", '"$@" | head -c 9; exit ${PIPESTATUS[0]}', "bash", *command]
     done = subprocess.run(piped, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (141, "<!DOCTYPE", "")
+
+
+VIEWERS = ["--perfetto", "--memory-viz"]
+
+
+@pytest.mark.parametrize("option", VIEWERS)
+def test_a_file_for_a_viewer_is_written_once_and_again_only_with_force(
+    option: str, finished: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = finished.with_name("shown")
+    assert printed(capsys, finished, option, path) == f"wrote {path}\n"
+    size = path.stat().st_size
+    path.write_text("precious")
+    assert main(["inspect", str(finished), option, str(path)]) == 2
+    said = f"spillgrad: export: {path} exists; name another file, or overwrite it with --force\n"
+    assert capsys.readouterr() == ("", said)
+    assert path.read_text() == "precious"
+    assert printed(capsys, finished, option, path, "--force") == f"wrote {path}\n"
+    assert path.stat().st_size == size
+    assert sorted(each.name for each in finished.parent.iterdir()) == ["kept.jsonl", "shown", "spill"]
+
+
+@pytest.mark.parametrize("option", VIEWERS)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("missing/shown", "missing/shown: No such file or directory; free space, or name another place"),
+        ("spill", "spill exists; name another file, or overwrite it with --force"),
+        ("kept.jsonl", "kept.jsonl is a segment or a journal, not to be overwritten; name another file"),
+    ],
+)
+def test_a_place_that_takes_no_file_for_a_viewer_is_named(
+    option: str, place: str, words: str, finished: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = finished.read_bytes()
+    assert main(["inspect", str(finished), option, str(finished.parent / place)]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.count("\n") == 1
+    assert words in found.err
+    assert finished.read_bytes() == before
+
+
+@pytest.mark.parametrize("option", VIEWERS)
+def test_a_disk_that_takes_no_more_leaves_nothing_for_a_viewer(option: str, finished: Path):
+    # In a process of its own, for the limit is one of the whole process.
+    program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+    program += "from spillgrad_tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    path = finished.with_name("shown")
+    command = [sys.executable, "-c", program, "inspect", str(finished), option, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"spillgrad: export: could not write a \w+ to {re.escape(str(path))}: File too large; free space, or name "
+        "another place\n",
+        done.stderr,
+    )
+    assert sorted(each.name for each in finished.parent.iterdir()) == ["kept.jsonl", "spill"]
+
+
+@pytest.mark.parametrize("option", VIEWERS)
+def test_a_viewer_gets_one_run(
+    option: str, finished: Path, segment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.copy(finished, finished.with_name("other.jsonl"))
+    for place, words in (
+        (tmp_path, "got 2 runs in"),
+        (segment, "a segment, wanted a run; name its folder, or a journal"),
+    ):
+        assert main(["inspect", str(place), option, str(tmp_path / "shown")]) == 2
+        found = capsys.readouterr()
+        assert found.err.startswith(f"spillgrad: {option.removeprefix('--')}: got ")
+        assert words in found.err
+    assert not (tmp_path / "shown").exists()
 
 
 @pytest.fixture

@@ -421,7 +421,7 @@ def test_a_segment_is_no_run_of_which_a_page_could_be(tmp_path: Path, capsys: py
     command = ["inspect", str(tmp_path / "segment-00000.h5"), "--html", str(tmp_path / "report.html")]
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert "a segment; a page is about a run: name its folder, or a journal" in said
+    assert "a segment, wanted a run; name its folder, or a journal" in said
     assert said.count("\n") == 1
 
 

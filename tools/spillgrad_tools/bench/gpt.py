@@ -163,7 +163,7 @@ class GPTTraining:
         value: float = loss.item()
         return value
 
-    def gradients(self) -> Iterator[np.ndarray]:
-        """Yield the gradient of each parameter from the last step."""
+    def weights(self) -> Iterator[np.ndarray]:
+        """Yield the values of each parameter."""
         for parameter in self.parameters.values():
-            yield parameter.grad.numpy()
+            yield parameter.detach().numpy()

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import spillgrad as sg
+from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import measure_disk
-from spillgrad.spill.planning.predict import NOTHING, Whole
+from spillgrad.spill.planning.predict import Whole
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.harness import medians

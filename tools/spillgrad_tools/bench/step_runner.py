@@ -39,9 +39,9 @@ class StepRunner:
         traffic = {} if self.training.spill is None else self.training.spill.traffic()
         return {"loss": loss, "seconds": seconds, "peak_rss_bytes": peak_rss_bytes(), **traffic}
 
-    def gradients(self) -> str:
-        """Return a digest of the last step's gradients, taken in the order of the parameters."""
+    def weights(self) -> str:
+        """Return a digest of the parameters' values, taken in their order."""
         digest = xxhash.xxh3_128()
-        for gradient in self.training.gradients():
-            digest.update(np.ascontiguousarray(gradient).data)
+        for values in self.training.weights():
+            digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()

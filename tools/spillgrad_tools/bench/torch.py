@@ -1,5 +1,6 @@
 """PyTorch on the CPU, and a GPT-2's training step in it: in RAM, or with saved tensors on disk."""
 
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from spillgrad.interop.torch import disk_offload_optimizer, save_on_disk
+from spillgrad.interop.torch import disk_offload, disk_offload_optimizer, save_on_disk
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.bench.file_per_tensor import file_per_tensor
 from spillgrad_tools.bench.gpt import BETAS, LR, WEIGHT_DECAY, GPTFunctions, GPTTraining, Spilling, gpt_weights
@@ -26,6 +27,7 @@ class Training(GPTTraining):
 
     Saved tensors beyond `spill_budget` go to `directory`; if `file_per_tensor`, each saved tensor goes to its own file.
     The optimizer's state beyond `optimizer_budget` goes to `directory`, too, and shares that budget with saved tensors.
+    With `offload_budget`, parameters and gradients do so, too, and backward updates the parameters.
     With `autocast`, products are in bfloat16.
     """
 
@@ -38,7 +40,7 @@ class Training(GPTTraining):
     def __init__(
         self, config: Mapping[str, Any], weights: Mapping[str, np.ndarray] | None, directory: str | None = None,
         spill_budget: int | str | None = None, file_per_tensor: bool = False, device: str = "cpu",
-        optimizer_budget: int | str | None = None, autocast: bool = False,
+        optimizer_budget: int | str | None = None, offload_budget: int | str | None = None, autocast: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(config)
         self.device = device
@@ -54,7 +56,13 @@ class Training(GPTTraining):
         )
         if optimizer_budget is not None:
             self.optimizer = disk_offload_optimizer(self.optimizer, directory, ram_budget=optimizer_budget)
-        if spill_budget is None:
+        self.model = _Model(self) if offload_budget is not None else None
+        if offload_budget is not None:
+            offload = disk_offload(
+                self.model, self.optimizer, directory, ram_budget=offload_budget, step_in_backward=True
+            )
+            self.spill = Spilling(save_on_disk(offload))
+        elif spill_budget is None:
             self.spill = None
         elif optimizer_budget is None:
             self.spill = Spilling(save_on_disk(directory, ram_budget=spill_budget))
@@ -68,6 +76,13 @@ class Training(GPTTraining):
         counted: StoreStats = stores[0].stats() if stores else StoreStats()
         return counted
 
+    def loss(self, inputs: Any, targets: Any) -> Any:
+        return self.loss_of_parameters(inputs, targets) if self.model is None else self.model(inputs, targets)
+
+    def loss_of_parameters(self, inputs: Any, targets: Any) -> Any:
+        """Return the loss of a batch, computed from the parameters."""
+        return super().loss(inputs, targets)
+
     def tensor(self, array: np.ndarray) -> Any:
         """Return an array as a tensor on the model's device."""
         return torch.from_numpy(array).to(self.device)
@@ -77,6 +92,19 @@ class Training(GPTTraining):
         if self.directory is None:
             return super().saving()
         return torch.autograd.graph.saved_tensors_hooks(*file_per_tensor(self.directory, torch.save, torch.load))
+
+
+class _Model(torch.nn.Module):  # type: ignore[misc]
+    """The model of a training, as a module: `disk_offload` takes modules."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self._loss = weakref.WeakMethod(training.loss_of_parameters)
+        self.parts = torch.nn.ParameterList(training.parameters.values())  # a list's parameters are used one by one
+
+    def forward(self, inputs: Any, targets: Any) -> Any:
+        compute: Any = self._loss()
+        return compute(inputs, targets)
 
 
 class PyTorch(Library):

@@ -144,9 +144,9 @@ class Process:
         for i in range(1 if is_first else warm_steps + 1):
             self.step(len(self.taken), batch, is_timed=i == warm_steps and not is_first)
 
-    def gradients(self) -> str:
-        """Return a digest of the last step's gradients."""
-        return str(self._ask(do="gradients"))
+    def weights(self) -> str:
+        """Return a digest of the parameters' values."""
+        return str(self._ask(do="weights"))
 
     def result(self, tokens: int) -> Result:
         """Return the losses, the cap, and the median time, speed, memory and traffic of steps of `tokens` each."""

@@ -1,11 +1,15 @@
 """`spillgrad inspect`: show the runs or the segment at a path, in the way that the options ask for."""
 
+from pathlib import Path
+
 from rich.console import Console
 
 from spillgrad.errors import ArgumentError
-from spillgrad.inspection.find import is_segment_file
+from spillgrad.inspection.find import is_segment_file, require_not_stored
+from spillgrad.inspection.memory_viz import write_memory_viz
+from spillgrad.inspection.perfetto import write_perfetto
 from spillgrad.inspection.printable import printable
-from spillgrad.inspection.runs import inspect
+from spillgrad.inspection.runs import inspect, inspect_one
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad_tools.inspect import json_output
 from spillgrad_tools.inspect import tables as inspect_tables
@@ -21,7 +25,11 @@ from spillgrad_tools.report.page import report
 # The number of rows without --top; JSON has all rows.
 TOP = 20
 # The options that each mode allows. Modes exclude each other; without a mode, runs are shown.
-_MODES = {"--tree": ("--json",), "--tensor": ("--json", "--slice", "--export", "--force"), "--html": (), "--watch": ()}
+_MODES = {
+    "--tree": ("--json",), "--tensor": ("--json", "--slice", "--export", "--force"), "--html": (), "--watch": (),
+    "--perfetto": ("--force",), "--memory-viz": ("--force",),
+}  # fmt: skip
+_OVERWRITING = ("--export", "--perfetto", "--memory-viz")
 
 
 def run(options: InspectOptions) -> bool:
@@ -35,7 +43,15 @@ def run(options: InspectOptions) -> bool:
     elif options.html is not None:
         report(options.path, options.html)
         if options.html.is_file():
-            write(f"wrote {printable(str(options.html), 4096)}\n")
+            _say_wrote(options.html)
+    elif options.perfetto is not None:
+        require_not_stored(options.perfetto)
+        write_perfetto(inspect_one("perfetto", options.path), options.perfetto, options.force)
+        _say_wrote(options.perfetto)
+    elif options.memory_viz is not None:
+        require_not_stored(options.memory_viz)
+        write_memory_viz(inspect_one("memory-viz", options.path), options.memory_viz, options.force)
+        _say_wrote(options.memory_viz)
     elif options.tree:
         return show_tree(Console(), options.path, options.as_json)
     elif options.tensor is not None:
@@ -54,10 +70,14 @@ def _require_consistent(given: list[str]) -> None:
     for word in given:
         if word in ("--slice", "--export") and "--tensor" not in modes:
             raise ArgumentError(f"inspect: got {word} without --tensor; name an array with --tensor KEY")
-        if word == "--force" and "--export" not in given:
-            raise ArgumentError("inspect: got --force without --export; name the file with --export FILE")
+        if word == "--force" and not any(each in given for each in _OVERWRITING):
+            raise ArgumentError(f"inspect: got --force without {' or '.join(_OVERWRITING)} FILE; name the file")
         if modes and word != modes[0] and word not in _MODES[modes[0]]:
             raise ArgumentError(f"inspect: got {word} with {modes[0]}, which does not heed it; leave one out")
+
+
+def _say_wrote(path: Path) -> None:
+    write(f"wrote {printable(str(path), 4096)}\n")
 
 
 def _show_runs(options: InspectOptions) -> bool:

@@ -36,8 +36,16 @@ class InspectOptions:
     export: Annotated[Path | None, Option(
         metavar="FILE", help="With --tensor: write the array, or the slice, to this .npy file.",
     )] = None  # fmt: skip
-    force: Annotated[bool, Option("--force", help="With --export: overwrite a file that is there.")] = False
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a page with plots and advice.")] = None
+    perfetto: Annotated[Path | None, Option(
+        metavar="FILE", help="Write a timeline for ui.perfetto.dev and chrome://tracing; FILE may end with .gz.",
+    )] = None  # fmt: skip
+    memory_viz: Annotated[Path | None, Option(
+        metavar="FILE", help="Write what was in RAM, and when, for pytorch.org/memory_viz.",
+    )] = None  # fmt: skip
+    force: Annotated[bool, Option(
+        "--force", help="With --export, --perfetto or --memory-viz: overwrite a file that is there.",
+    )] = False  # fmt: skip
     watch: Annotated[bool, Option("--watch", help="Show a running job, live; q or Ctrl-C leaves.")] = False
     as_json: Json = False
 
@@ -45,4 +53,5 @@ class InspectOptions:
         """Return the options that were given, as they are spelled on the command line: `--slice`, not `slice_text`."""
         words = {"slice_text": "slice", "as_json": "json"}
         names = [field.name for field in dataclasses.fields(self) if field.name != "path"]
-        return ["--" + words.get(name, name) for name in names if getattr(self, name) not in (None, False)]
+        given = [words.get(name, name) for name in names if getattr(self, name) not in (None, False)]
+        return ["--" + word.replace("_", "-") for word in given]

@@ -14,10 +14,10 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.inspection.advice import advise
-from spillgrad.inspection.find import is_segment_file, require_not_stored
+from spillgrad.inspection.find import require_not_stored
 from spillgrad.inspection.printable import printable
 from spillgrad.inspection.records import Advice, Run, Span
-from spillgrad.inspection.runs import inspect, spans
+from spillgrad.inspection.runs import inspect_one, spans
 from spillgrad_tools.inspect.words import beyond_budget
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.report import data as report_data
@@ -46,13 +46,8 @@ def report(path: Path, page_path: Path) -> None:
     """
     require_packages("--html")
     require_not_stored(page_path)
-    if is_segment_file(path):
-        raise ArgumentError(f"report: got {path}, a segment; a page is about a run: name its folder, or a journal")
-    runs = inspect(path).runs
-    if len(runs) != 1:
-        one = f"name one, such as the newest: {printable(str(runs[-1].path), 4096)}"
-        raise ArgumentError(f"report: got {len(runs)} runs in {path}, wanted one; {one}")
-    write_report(runs[0], spans(runs[0]), advise(runs[0]), page_path)
+    run = inspect_one("report", path)
+    write_report(run, spans(run), advise(run), page_path)
 
 
 def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.inspection.printable import printable
+from spillgrad.inspection.printable import origin_name
 from spillgrad.inspection.records import Span
 from spillgrad.storage.origin_counters import Origin
 
@@ -32,23 +32,13 @@ _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
 _COLUMNS = {"kind": "i1", "name": "i4", "began_s": "f8", "took_s": "f8", "nbytes": "i8", "array": "i8"}
 
 
-def _kind_of(span: Span) -> int | None:
-    """Return the number of a span's kind in `KINDS`; None for a span that the timeline does not show."""
-    kind = span.kind
-    if kind == "wait":
-        kind = "wait for room" if span.cause == "put" else "wait for data"
-    elif kind == "read" and span.ahead:
-        kind = "read ahead"
-    return _NUMBER_OF.get(kind)
-
-
 class Spans:
     """The spans of a run as NumPy arrays, one a column: a span takes 40 bytes, in place of some 300 as a `Span`."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         self.names: list[str] = []
         self._number_of: dict[Origin, int] = {}
-        rows = (self._row(kind, span) for span in spans if (kind := _kind_of(span)) is not None)
+        rows = (self._row(kind, span) for span in spans if (kind := _NUMBER_OF.get(span.title)) is not None)
         found = np.fromiter(rows, np.dtype([*_COLUMNS.items()], align=True))
         self.kind, self.name, self.began_s, self.took_s, self.nbytes, self.array = (found[each] for each in _COLUMNS)
 
@@ -64,15 +54,8 @@ class Spans:
     def _name(self, origin: Origin) -> int:
         if origin == Origin() or len(self.names) >= MOST_NAMES:
             return -1
-        self.names.append(name(origin))
+        self.names.append(origin_name(origin))
         return len(self.names) - 1
-
-
-def name(origin: Origin) -> str:
-    """Return an origin in words, such as `mul.self in h.0.mlp, float32`."""
-    what = ".".join(part for part in (origin.op, origin.slot) if part) or "array"
-    where = f" in {origin.module}" if origin.module else ""
-    return printable(what + where) + (f", {printable(origin.dtype, 30)}" if origin.dtype else "")
 
 
 def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from spillgrad_tools.train.display import (
     show_sample,
 )
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
+from spillgrad_tools.train.ranks import Ranks
 from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
@@ -70,24 +71,35 @@ def stop_request(console: Console) -> Iterator[threading.Event]:
 
 def run(options: TrainOptions) -> bool:
     """Train, save and report; return False if training was stopped before the last step, which saves a checkpoint."""
-    console = output_console()
-    _require_consistent(options)
+    ranks = Ranks()
+    console = output_console(is_quiet=not ranks.is_first)
+    _require_consistent(options, ranks)
     settings = _settings(options)
     text = sg.data.load_text(options.data)
-    with _output_directory(options) as out:
-        journal = _journal(out)
-        finished = _run(options, settings, text, out, journal, console)
-        if options.report:
+    with contextlib.ExitStack() as stack:
+        out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
+        out.mkdir(parents=True, exist_ok=True)  # on another machine
+        ranks.everyones("made")  # before the first process removes it again, if the run does not begin
+        journal = _journal(out, ranks)
+        finished = _run(options, settings, text, out, journal, console, ranks)
+        if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
 
 
 def _run(
-    options: TrainOptions, settings: TrainSettings, text: bytes, out: Path, journal: Path, console: Console
+    options: TrainOptions,
+    settings: TrainSettings,
+    text: bytes,
+    out: Path,
+    journal: Path,
+    console: Console,
+    ranks: Ranks,
 ) -> bool:
     try:
         with show_preparation(console):
-            training = Training(settings, text, options.resume, _offload(options, out, journal), options.device)
+            offload = _offload(options, out, journal)
+            training = Training(settings, text, options.resume, offload, options.device, ranks)
         show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
     except BaseException:
@@ -104,9 +116,11 @@ def _run(
     if training.step < settings.steps:
         show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
         return False
-    show_sample(console, training.sample(SAMPLE_BYTES))
-    show_report(console, training, records, duration_s, saves)
-    show_line(console, f"checkpoint: {out}")
+    held_out = training.held_out_loss()  # which all processes compute
+    if ranks.is_first:
+        show_sample(console, training.sample(SAMPLE_BYTES))
+        show_report(console, training, held_out, records, duration_s, saves)
+        show_line(console, f"checkpoint: {out}")
     return True
 
 
@@ -122,7 +136,7 @@ def _write_page(out: Path, journal: Path) -> Path:
     return page
 
 
-def _require_consistent(options: TrainOptions) -> None:
+def _require_consistent(options: TrainOptions, ranks: Ranks) -> None:
     """Raise ArgumentError if options contradict each other, or if an option needs a package that is missing.
 
     Raises BudgetError for an invalid budget. Raises DeviceError for a device that this machine does not have.
@@ -131,6 +145,10 @@ def _require_consistent(options: TrainOptions) -> None:
         parse_bytes(options.ram_budget)
     for words in _contradictions(options):
         raise ArgumentError(f"train: got {words}; leave one out")
+    if options.offload and ranks.size > 1:
+        raise ArgumentError(
+            f"train: got --offload with {ranks.size} processes, each of which has the model in RAM; leave one out"
+        )
     if options.report:
         require_packages("--report")
     as_device(options.device)
@@ -160,9 +178,10 @@ def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | N
     )  # fmt: skip
 
 
-def _journal(out: Path) -> Path:
+def _journal(out: Path, ranks: Ranks) -> Path:
     """Return an unused path for the journal; the folder may have journals of the runs that this run resumes."""
-    names = itertools.chain(["journal.jsonl"], (f"journal-{number}.jsonl" for number in itertools.count(2)))
+    stem = "journal" if ranks.is_first else f"journal-r{ranks.rank:03}"
+    names = itertools.chain([f"{stem}.jsonl"], (f"{stem}-{number}.jsonl" for number in itertools.count(2)))
     return next(out / name for name in names if not (out / name).exists())
 
 
@@ -220,11 +239,13 @@ def _train(
                 records.append(record)
                 if profiled is not None:
                     profiled.after_step(record)
-                saves.after_step()
-                if stop.is_set():
+                if training.ranks.is_first:
+                    saves.after_step()
+                if any(training.ranks.everyones(stop.is_set())):
                     break
         duration_s = time.perf_counter() - started
-        saves.at_end()
+        if training.ranks.is_first:
+            saves.at_end()
     return records, duration_s, profiled
 
 

@@ -12,12 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 import spillgrad as sg
+from spillgrad.distributed.process_group import is_under_mpi
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.named_values import named_values
 from spillgrad_tools.train.saves import Saves
-from spillgrad_tools.train.training import StepRecord, Training
+from spillgrad_tools.train.training import Evaluation, StepRecord, Training
 
 # The least time between two lines of progress where lines cannot be redrawn.
 LINE_EVERY_S = 10.0
@@ -31,12 +32,15 @@ def numbers(record: StepRecord) -> str:
     )
 
 
-def output_console() -> Console:
-    """Return a console for standard output that redraws lines only on a terminal.
+def output_console(is_quiet: bool = False) -> Console:
+    """Return a console for standard output that redraws lines only on a terminal, and prints nothing if `is_quiet`.
 
-    Rich alone would redraw lines in a pipe where FORCE_COLOR is set, as Jupyter sets it for the commands of a cell.
+    Rich alone would redraw lines in a pipe where FORCE_COLOR is set, as Jupyter sets it for the commands of a cell. To
+    processes that MPI's launcher starts, it shows a terminal even where it passes their output on to a file.
     """
-    return Console(force_interactive=None if sys.stdout.isatty() else False)
+    if is_under_mpi():
+        return Console(force_terminal=False, force_interactive=False, quiet=is_quiet)
+    return Console(force_interactive=None if sys.stdout.isatty() else False, quiet=is_quiet)
 
 
 class _Preparation:
@@ -82,10 +86,11 @@ def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterat
 
 
 def show_report(
-    console: Console, training: Training, last_records: Sequence[StepRecord], duration_s: float, saves: Saves
-) -> None:
+    console: Console, training: Training, held_out: Evaluation, last_records: Sequence[StepRecord], duration_s: float,
+    saves: Saves,
+) -> None:  # fmt: skip
     """Print the final table of a run whose training took `duration_s`. Units: losses in nats per byte."""
-    stats, held_out = training.stats(), training.held_out_loss()
+    stats = training.stats()
     written, waited_s = format_bytes(stats.written_bytes), stats.wait_write_s + stats.wait_read_s
     if stats.stored_bytes != stats.written_bytes:
         written += f", stored as {format_bytes(stats.stored_bytes)}"
@@ -100,6 +105,8 @@ def show_report(
         "speed": f"{speed:,.0f} tokens/s",
         "peak RSS": format_bytes(peak_rss_bytes()),
     }
+    if training.ranks.size > 1:
+        rows["processes"] = f"{training.ranks.size}; what follows is of the first"
     if training.device.type == "cuda":
         rows["peak on the GPU"] = format_bytes(sg.cuda.max_memory_allocated())
     rows |= {

@@ -19,13 +19,17 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.files import safetensors_io
 from spillgrad.files.checkpoint import dataclass_of
+from spillgrad.generator import GeneratorState
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
+from spillgrad.nn.parallel import DistributedDataParallel
 from spillgrad.profiler import record_function
 from spillgrad.spill.offload.needs import disk_need
+from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train.options import TrainSettings
+from spillgrad_tools.train.ranks import Ranks, settings_in_words
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -37,6 +41,9 @@ WARMUP_SHARE = 0.1
 # 3e-4. GPT-3's models of these sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
 LR, LR_WIDTH = 2e-3, 256
 _BYTES = 256
+# Each batch has random numbers of its own, from a place on in the stream of the seed; the first are for the weights.
+_DRAWS_OF_BATCH = 1 << 40
+_MOST_BATCHES = 1 << 24
 
 MakeOffload = Callable[..., sg.disk_offload]
 
@@ -77,7 +84,8 @@ class Training:
     """A language model of bytes in training; a run that is saved and resumed has bitwise the same numbers.
 
     `offload` is called like `disk_offload` and returns such an object, which keeps model and optimizer on disk. The
-    attribute `spill`, which may be set at any time, is the context manager under which forward passes run.
+    attribute `spill`, which may be set at any time, is the context manager under which forward passes run. The numbers
+    are the same for any number of `ranks`, which share the batches of each step.
     Raises CheckpointError if the checkpoint to resume from is of another model, or was trained on another text or on
     other weights. Raises ArgumentError if the context is longer than the model's. Raises DeviceError for a device that
     this machine does not have.
@@ -85,8 +93,14 @@ class Training:
 
     def __init__(
         self, settings: TrainSettings, text: bytes, resume_from: Path | None = None, offload: MakeOffload | None = None,
-        device: str = "cpu",
+        device: str = "cpu", ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
+        self.ranks = ranks or Ranks()
+        if settings.accumulate < self.ranks.size:
+            raise ArgumentError(
+                f"train: got --accumulate {settings.accumulate} with {self.ranks.size} processes; give --accumulate "
+                f"{self.ranks.size} or a multiple: the batches of a step, of which each process computes its share"
+            )
         self.device = as_device(device)
         sg.manual_seed(settings.seed)
         self.spill: sg.save_on_disk | None = None
@@ -106,6 +120,11 @@ class Training:
         step_batch = settings.batch * settings.accumulate
         self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
         self._base = _checksums(settings)
+        self.ranks.require_same({
+            "spillgrad": sg.__version__, **settings_in_words(self.settings), "the text": self._text_hash,
+            "the base weights": self._base, "a checkpoint of step": None if state is None else state["step"],
+        })  # fmt: skip
+        self.ranks.warn_of_other_processors()
         if state is not None and state["extra"].get("base") != self._base:
             raise CheckpointError(
                 f"resume: {resume_from} holds adapters of other weights than those at {settings.weights}; name theirs "
@@ -125,6 +144,7 @@ class Training:
             )
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer
+        self._parallel = self.ranks.parallel(model)
         warmup_steps = round(settings.steps * WARMUP_SHARE)
         self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
         self._process = psutil.Process()
@@ -146,16 +166,19 @@ class Training:
     def held_out_loss(self) -> Evaluation:
         """Return the mean loss on held-out text, over at most half as many batches as the run has steps."""
         batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
-        total, count = 0.0, 0
+        held_out = itertools.islice(self.data.held_out_batches(), batches)
+        parts = [part for batch in held_out for part in self._parts(*batch)]
+        losses = []
         self.model.eval()
         with sg.no_grad(), self._precision():
-            for batch in itertools.islice(self.data.held_out_batches(), batches):
-                for x, y in self._parts(*batch):
-                    _, loss = self.model(x, y)
-                    total += loss.item() * y.size
-                    count += y.size
+            for mine in filter(None, self.ranks.batches(parts)):
+                x, y = mine[1]
+                losses.append(self.model(x, y)[1].item())
         self.model.train()
-        return Evaluation(total / count, batches, self.data.held_out_count)
+        total = 0.0
+        for loss, (_, y) in zip(self.ranks.in_order(losses, len(parts)), parts, strict=True):
+            total += loss * y.size
+        return Evaluation(total / sum(y.size for _, y in parts), batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
         """Return text of at most `length` bytes that the model generates after a first word.
@@ -186,7 +209,7 @@ class Training:
     @property
     def checkpoint_bytes(self) -> int:
         """Return the bytes of a checkpoint's tensors."""
-        need = disk_need(self.model, self.optimizer, gradients=True)
+        need = disk_need(FRAMEWORK, self.model, self.optimizer, gradients=True)
         # Only parameters with gradients are trained.
         return need.state + (need.parameters if self.settings.lora is None else need.gradients)
 
@@ -223,15 +246,24 @@ class Training:
     def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
         started, waited_before_s = time.perf_counter(), _waited_s(self.stats())
         self.optimizer.zero_grad()
-        value = 0.0
-        for part_x, part_y in self._parts(x, y):
+        parts = list(self._parts(x, y))
+        values = []
+        for mine in self.ranks.batches(parts):
+            if mine is None:
+                cast(DistributedDataParallel, self._parallel).contribute_nothing()
+                continue
+            number, (part_x, part_y) = mine
             spilling = self.spill or contextlib.nullcontext()
             with record_function("forward"), labels.step_scope(self.step + 1), spilling, self._precision():
-                _, loss = self.model(part_x, part_y)
+                _, loss = self._forward(number, part_x, part_y)
             share = part_x.shape[0] / x.shape[0]
             with record_function("backward"):
                 (loss if share == 1 else loss * share).backward()
-            value += loss.item() * share
+            values.append(loss.item() * share)
+        value = 0.0
+        for number, part_value in enumerate(self.ranks.in_order(values, len(parts))):
+            self._require_finite("loss", part_value, f"step {self.step + 1}, batch {number + 1} of {len(parts)}")
+            value += part_value
         norm: float | None
         with record_function("optimizer"):
             if self.offload is None:
@@ -242,11 +274,7 @@ class Training:
         self.schedule.step()
         self.step += 1
         # Raise before a checkpoint of such weights could be saved.
-        for what, found in (("loss", value), ("gradient norm", norm)):
-            if found is not None and not math.isfinite(found):
-                raise ArgumentError(
-                    f"train: got a {what} of {found} in step {self.step}, wanted a finite one; lower --lr {self.lr}"
-                )
+        self._require_finite("gradient norm", norm, f"step {self.step}")
         stats = self.stats()
         return StepRecord(
             step=self.step, loss=value, tokens=x.size, duration_s=time.perf_counter() - started,
@@ -254,6 +282,17 @@ class Training:
             written_bytes=stats.written_bytes - self._before.written_bytes,
             read_bytes=stats.read_bytes - self._before.read_bytes,
         )  # fmt: skip
+
+    def _forward(self, number: int, x: np.ndarray, y: np.ndarray) -> Any:
+        """Compute the loss of a batch of the step. What it draws hangs on the batch's number alone."""
+        batch = self.step * self.settings.accumulate + number
+        drawn = GeneratorState(self.settings.seed, (batch + 1) % _MOST_BATCHES * _DRAWS_OF_BATCH)
+        with sg.default_generator.replay(drawn):
+            return (self._parallel or self.model)(x, y)
+
+    def _require_finite(self, what: str, found: float | None, where: str) -> None:
+        if found is not None and not math.isfinite(found):
+            raise ArgumentError(f"train: got a {what} of {found} in {where}, wanted a finite one; lower --lr {self.lr}")
 
     def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Split the inputs and targets of a step into its batches, and yield the batches."""

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="`make test-peers` installs PyTorch")
 
 from spillgrad.errors import OperandError, SavedTensorError  # noqa: E402
-from spillgrad.interop.torch.offloaded_parameter import OffloadedParameter, offload_parameter  # noqa: E402
+from spillgrad.interop.torch.offloaded_tensor import OffloadedParameter, offload_tensor  # noqa: E402
 from spillgrad.spill.offload.residents import Residents  # noqa: E402
 from spillgrad.storage.disk_store import DiskStore  # noqa: E402
 from spillgrad.storage.store import Label  # noqa: E402
@@ -30,7 +30,7 @@ def residents(request: Any, tmp_path: Path) -> Iterator[Residents]:
 
 def offloaded(module: Any, residents: Residents) -> Any:
     for name, parameter in module.named_parameters():
-        offload_parameter(residents, parameter, Label("parameter", None, name))
+        offload_tensor(residents, parameter, Label("parameter", None, name))
     return module
 
 
@@ -226,18 +226,69 @@ def test_numbers_of_every_dtype_are_kept(residents: Residents):
     for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.bool, torch.int64):
         values = torch.arange(1 << 16).to(dtype)
         parameter = torch.nn.Parameter(values.clone(), requires_grad=False)
-        offload_parameter(residents, parameter, Label("parameter", None, "weight"))
+        offload_tensor(residents, parameter, Label("parameter", None, "weight"))
         assert type(parameter) is OffloadedParameter
         assert torch.equal(parameter, values)
 
 
 def test_a_parameter_on_a_device_is_refused(residents: Residents):
     parameter = torch.nn.Parameter(torch.empty(1 << 16, device="meta"))
-    with pytest.raises(OperandError, match="parameter in weight: got a parameter on meta; wanted one on the CPU"):
-        offload_parameter(residents, parameter, Label("parameter", None, "weight"))
+    with pytest.raises(OperandError, match="parameter in weight: got a tensor on meta; wanted one on the CPU"):
+        offload_tensor(residents, parameter, Label("parameter", None, "weight"))
 
 
 def test_copies_and_pickles_are_refused(residents: Residents):
     module, _ = layer(residents)
     with pytest.raises(OperandError, match="cannot be copied or pickled"):
         copy.deepcopy(module)
+
+
+@pytest.mark.parametrize("name", ["t_", "unsqueeze_", "as_strided_"])
+def test_changes_of_the_layout_in_place_are_kept(residents: Residents, name: str):
+    arguments = {"unsqueeze_": (1,), "as_strided_": ((160, 60), (1, 320), 160)}.get(name, ())
+    module, wanted = layer(residents)
+    with torch.no_grad():
+        for tensor in (module.weight, wanted):
+            getattr(tensor, name)(*arguments)
+        assert module.weight.shape == wanted.shape
+        assert module.weight.stride() == wanted.stride()
+        assert torch.equal(module.weight, wanted)
+
+
+class Named(torch.Tensor):  # type: ignore[misc]
+    """A class of tensors that counts the functions that it computes."""
+
+    seen: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_another_class_of_tensors_computes_with_the_memory(residents: Residents):
+    found = []
+    for offloads in (False, True):
+        torch.manual_seed(0)
+        module, x = torch.nn.Linear(160, 120), torch.ones(2, 160).as_subclass(Named)
+        if offloads:
+            module = offloaded(module, residents)
+        Named.seen.clear()
+        result = module(x) + (x @ module.weight.t())
+        assert type(result) is Named
+        assert set(Named.seen) == {"linear", "matmul", "add"}
+        found.append(result.as_subclass(torch.Tensor))
+    assert torch.equal(*found)
+
+
+def test_a_parameter_can_be_seen_as_another_class(residents: Residents):
+    module, weight = layer(residents)
+    assert torch.equal(module.weight.as_subclass(torch.Tensor), weight)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct:UserWarning")
+def test_what_reads_no_memory_sees_a_number_that_is_wrong(residents: Residents):
+    parameter = torch.nn.Parameter(torch.ones(1 << 14, dtype=torch.int64), requires_grad=False)
+    offload_tensor(residents, parameter, Label("parameter", None, "weight"))
+    assert (torch.tensor(parameter) == torch.iinfo(torch.int64).min).all()
+    assert (parameter == 1).all()

@@ -26,6 +26,14 @@ class Bell:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until the bell is rung, and return True; return False if `timeout_s` passes first."""
         try:
+            self._rings.get(block=False)
+        except queue.Empty:
+            pass
+        else:
+            return True
+        # Only now: CPython 3.11's `get` sleeps for ever if the time passes while it takes a lock that is free, as after
+        # rings that nobody waited for. The first call has left the lock taken.
+        try:
             self._rings.get(timeout=timeout_s)
         except queue.Empty:
             return False

@@ -1,0 +1,274 @@
+"""Run the protocol over MPI, by mpi4py: one thread makes every call of MPI.
+
+MPI moves bytes only; what is added to what, `collective_steps` says. MPI's own waits keep a core busy, so this thread
+looks again and again, and sleeps in between.
+"""
+
+import atexit
+import collections
+import contextlib
+import importlib
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.bell import Bell
+from spillgrad.distributed import collective_steps
+from spillgrad.distributed.protocol import GroupProtocol
+from spillgrad.errors import DistributedError
+
+# Open MPI 5.0 is reported to lose messages in shared memory now and then, and to lose none by TCP, also within a
+# machine: issues 12816 and 12979 of github.com/open-mpi/ompi.
+_TRANSPORT = "OMPI_MCA_btl"
+_INTERFACES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
+# How long the thread sleeps while messages are under way. While none are, it sleeps twice as long each time, up to the
+# second number: MPI may still have to pass on what it calls sent, and does so only when it is called.
+_LOOK_EVERY_S, _LOOK_IDLE_S = 0.0003, 0.05
+# How long a process waits for others to say what went wrong, before it ends them.
+_LAST_WORDS_S = 1.0
+# How long MPI may take to end all processes.
+_ABORT_S = 5.0
+# Every group has tags of its own. MPI promises tags up to 32767; both implementations have more than 2^20.
+_TAGS_OF_GROUP, _MOST_TAGS = 1 << 12, 1 << 20
+# Messages between two processes have further ones, by their own tag and direction.
+_MESSAGE_TAGS = 1 << 15
+_NO_TAG = _MOST_TAGS + 2 * _MESSAGE_TAGS
+
+
+class _Message:
+    """A message that MPI carries."""
+
+    __slots__ = ("array", "done")
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array  # MPI reads or fills it until the message is done
+        self.done = False
+
+
+class _MpiNetwork:
+    """Messages of MPI's world; used in MPI's thread alone."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self._world = mpi.COMM_WORLD.Dup()
+        self._messages: list[_Message] = []
+        self._requests: list[Any] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message is under way."""
+        return not self._requests
+
+    def send(self, rank: int, tag: int, array: np.ndarray) -> _Message:
+        array = np.ascontiguousarray(array)
+        return self._add(array, self._world.Isend(self._bytes(array), rank, tag))
+
+    def receive(self, rank: int, tag: int, array: np.ndarray) -> _Message:
+        return self._add(array, self._world.Irecv(self._bytes(array), rank, tag))
+
+    def poll(self) -> None:
+        """Let MPI go on, and mark the messages that are done."""
+        done = None
+        if self._requests:
+            done = self._mpi.Request.Testsome(self._requests)
+        else:
+            self._world.Iprobe(tag=_NO_TAG)  # it looks in vain: MPI does not go on when it finds something
+        if done:
+            for place in done:
+                self._messages[place].done = True
+            left = [place for place, message in enumerate(self._messages) if not message.done]
+            self._messages = [self._messages[place] for place in left]
+            self._requests = [self._requests[place] for place in left]
+
+    def _add(self, array: np.ndarray, request: Any) -> _Message:
+        message = _Message(array)
+        self._messages.append(message)
+        self._requests.append(request)
+        return message
+
+    def _bytes(self, array: np.ndarray) -> list[Any]:
+        return [array.view(np.uint8), self._mpi.BYTE]
+
+
+class MpiWorld:
+    """All processes that an MPI launcher started together, and the thread that speaks for this one.
+
+    Raises DistributedError if mpi4py or MPI is missing.
+    """
+
+    def __init__(self) -> None:
+        self.rank, self.size = 0, 1
+        self.library = ""
+        self.failure: BaseException | None = None  # why MPI did not start, or why the program ends
+        self._mpi: Any = None
+        self._pid = os.getpid()
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+        self._bell = Bell()
+        self._is_ending = False
+        self._groups: list[GroupProtocol] = []
+        self._group_count = 0
+        self._channels: dict[tuple[int, int, int], GroupProtocol] = {}
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spillgrad-mpi", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self.failure is not None:
+            raise DistributedError(
+                f"init_process_group: MPI could not be started ({self.failure}); install it with pip install "
+                "'spillgrad[mpi]'"
+            ) from self.failure
+
+    def group(self, ranks: Sequence[int], timeout_s: float) -> GroupProtocol | None:
+        """Return the protocol of a new group; None if this process is not in it. All processes call it in one order."""
+        first = self._group_count * _TAGS_OF_GROUP
+        if first >= _MOST_TAGS:
+            raise DistributedError(f"new_group: got more than {self._group_count} groups; use some of them again")
+        self._group_count += 1
+        if self.rank not in ranks:
+            return None
+        tags = range(first, first + _TAGS_OF_GROUP)
+        made = GroupProtocol(list(ranks).index(self.rank), ranks, self._network, tags, timeout_s)
+        self._groups.append(made)
+        return made
+
+    def channel(self, source: int, target: int, tag: int) -> GroupProtocol:
+        """Return the protocol by which one process sends to another the messages with a tag."""
+        wanted = (source, target, tag)
+        if not 0 <= tag < _MESSAGE_TAGS:
+            raise DistributedError(f"message: got tag {tag}; give one from 0 to {_MESSAGE_TAGS - 1}")
+        if wanted not in self._channels:
+            place = _MOST_TAGS + tag * 2 + (source < target)
+            rank = wanted.index(self.rank)
+            timeout_s = self._groups[0].timeout_s
+            made = GroupProtocol(rank, (source, target), self._network, range(place, place + 1), timeout_s)
+            self._channels[wanted] = made
+            self._groups.append(made)
+        return self._channels[wanted]
+
+    def forget(self, group: GroupProtocol) -> None:
+        """Have nothing more to do with a group, except with the first one, through which processes end together."""
+
+        def remove() -> None:
+            group.fail(DistributedError("group: got one that destroy_process_group has ended; make another one"))
+            self._groups.remove(group)
+
+        if group is not self._groups[0]:
+            self._have_done(remove)
+
+    def wake(self) -> None:
+        """Have the thread look at what was begun. Raises DistributedError in a forked process, which has no thread."""
+        if os.getpid() != self._pid:
+            raise DistributedError("distributed: got a collective in a forked process; call it in its parent")
+        self._bell.ring()
+
+    def leave(self) -> None:
+        """Wait for the other processes at the program's end, and end MPI."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            return
+        if not self._groups:
+            self._end()
+            return
+        world = self._groups[0]
+        if world.failure is None:
+            last = world.begin("the end of the program", "", collective_steps.barrier(), is_quiet=True)
+            self.wake()
+            with contextlib.suppress(DistributedError):  # others failed, and say so
+                last.wait()
+        if world.failure is None:
+            self._end()
+        else:
+            time.sleep(_LAST_WORDS_S)
+            self.abort()
+
+    def abort(self) -> None:
+        """End all processes at once, as this one cannot go on."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.getpid() == self._pid and self._thread.is_alive():
+            self._have_done(lambda: self._mpi.COMM_WORLD.Abort(1))
+            self._thread.join(_ABORT_S)
+            os._exit(1)  # MPI hangs: its launcher ends the others when this process is gone
+
+    def _have_done(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+        self._bell.ring()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._bell.ring()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            settings = importlib.import_module("mpi4py").rc
+            settings.initialize = settings.finalize = False
+            _choose_transport(os.environ)
+            self._mpi = mpi = importlib.import_module("mpi4py.MPI")
+            mpi.Init_thread(mpi.THREAD_SERIALIZED)
+            self.rank, self.size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+            self.library = " ".join(re.split(r"[,\n]", mpi.Get_library_version())[0].strip("\0").split())
+            self._network = _MpiNetwork(mpi)
+        except (ImportError, RuntimeError, OSError) as error:
+            self.failure = error
+            return
+        finally:
+            self._started.set()
+        sleep_s = _LOOK_EVERY_S
+        while True:
+            is_idle = self._network.is_idle and all(group.is_idle for group in self._groups)
+            sleep_s = min(2 * sleep_s, _LOOK_IDLE_S) if is_idle else _LOOK_EVERY_S
+            self._bell.wait(sleep_s)
+            if self._is_ending:
+                break
+            try:
+                while self._work:
+                    self._work.popleft()()
+                self._network.poll()
+                for group in list(self._groups):
+                    group.advance()
+            except Exception as error:  # MPI's own: whoever waits must know
+                for group in list(self._groups):
+                    group.fail(error)
+        mpi.Finalize()
+
+
+def _choose_transport(environment: MutableMapping[str, str]) -> None:
+    """Have Open MPI use TCP, and the loopback alone if all processes are on this machine; leave what a user chose."""
+    if _TRANSPORT in environment:
+        return
+    environment[_TRANSPORT] = "self,tcp"
+    is_one_machine = environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment.get("OMPI_COMM_WORLD_SIZE")
+    if is_one_machine and not any(name in environment for name in _INTERFACES):
+        environment[_INTERFACES[0]] = "lo"
+
+
+class _Started:
+    """The processes of this program, once they were asked for. MPI starts once in the life of a process."""
+
+    world: MpiWorld | None = None
+
+
+def has_started() -> bool:
+    """Return whether this process uses MPI."""
+    return _Started.world is not None
+
+
+def world() -> MpiWorld:
+    """Return all processes that the launcher started; start MPI if need be."""
+    if _Started.world is None:
+        _Started.world = started = MpiWorld()
+        former = sys.excepthook
+
+        def fail(*raised: Any) -> None:
+            former(*raised)
+            started.failure = raised[1]
+
+        sys.excepthook = fail
+        atexit.register(lambda: started.leave() if started.failure is None else started.abort())
+    return _Started.world

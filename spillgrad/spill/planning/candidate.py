@@ -1,0 +1,291 @@
+"""Ways to train a model, and the one with the shortest step within a given memory.
+
+In each phase of a step the disk works in parallel with the processor, so a phase takes as long as the slower of the
+two. Writes and reads share the disk. Moving a byte also takes time of the processor. So a phase takes
+max(computing + copying, writing + reading).
+"""
+
+import abc
+import bisect
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
+from spillgrad.spill.planning.machine import Machine
+from spillgrad.spill.planning.profile import in_steps
+from spillgrad.spill.planning.record import Unit
+from spillgrad.storage.residency import belady
+from spillgrad.storage.residency.belady import PHASES
+
+NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
+# The share of the memory that a plan leaves unused, for errors of the prediction.
+MARGIN_SHARE = 0.05
+# The difference between neighbouring budgets that are compared.
+_BUDGET_STEP = 1 << 20
+# The number of choices to compare, from recomputing nothing to recomputing everything.
+_CHOICES = 9
+_RAM_FACTORS = (0.5, 2.0, 4.0, 8.0, 16.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """The predicted bytes and seconds of a training step.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        The `ram_budget`.
+    peak_bytes : int
+        The most memory of the process.
+    disk_bytes : int
+        Space on the disk.
+    saved_bytes : int
+        Bytes that one batch saves for backward; a step may have several batches.
+    written_bytes : int
+        Bytes written to disk.
+    read_bytes : int
+        Bytes read from disk.
+    compute_s : float
+        Seconds of computing, recomputation included.
+    io_s : float
+        Seconds of the disk.
+    step_s : float
+        Seconds of the step.
+    """
+
+    budget_bytes: int
+    peak_bytes: int
+    disk_bytes: int
+    saved_bytes: int
+    written_bytes: int
+    read_bytes: int
+    compute_s: float
+    io_s: float
+    step_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """The prediction for another amount of memory.
+
+    Parameters
+    ----------
+    ram_bytes : int
+        The memory in bytes.
+    offload : bool
+        Whether parameters and optimizer state are on disk too.
+    step_s : float
+        Seconds of a step.
+    moved_bytes : int
+        Bytes that a step writes to and reads from disk.
+    """
+
+    ram_bytes: int
+    offload: bool
+    step_s: float
+    moved_bytes: int
+
+
+class Candidate(abc.ABC):
+    """A way to train a model, for which a step can be predicted under any budget.
+
+    Parameters
+    ----------
+    offload : bool
+        Whether parameters and optimizer state are on disk too.
+    least_budget : int
+        The least budget in bytes with which the store works.
+    machine : Machine
+        The machine to predict for.
+    """
+
+    def __init__(self, offload: bool, least_budget: int, machine: Machine) -> None:
+        self.offload, self.least_budget, self.machine = offload, least_budget, machine
+        self.units: list[Unit] = []
+
+    @property
+    @abc.abstractmethod
+    def parameter_bytes(self) -> int:
+        """The bytes of all parameters."""
+
+    @property
+    @abc.abstractmethod
+    def trained_bytes(self) -> int:
+        """The bytes of the parameters that require gradients."""
+
+    @property
+    @abc.abstractmethod
+    def state_bytes(self) -> int:
+        """The bytes of the optimizer's state."""
+
+    @abc.abstractmethod
+    def peak_bytes(self, budget_bytes: int, choice: Choice = NOTHING) -> int:
+        """Return the peak memory of the process.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The `ram_budget`.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+
+        Returns
+        -------
+        int
+            Number of bytes.
+        """
+
+    @abc.abstractmethod
+    def _moved(self, budget_bytes: int, choice: Choice, keeps: bool) -> belady.Traffic:
+        """Return the traffic of the store in a step."""
+
+    @abc.abstractmethod
+    def _phase_s(self, choice: Choice) -> dict[str, float]:
+        """Return the seconds of computing, by phase."""
+
+    @abc.abstractmethod
+    def _saved_bytes(self, choice: Choice) -> int:
+        """Return the bytes that a batch saves for backward."""
+
+    def predict(self, budget_bytes: int, choice: Choice = NOTHING, keeps: bool = False) -> Prediction:
+        """Predict a step.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The `ram_budget`.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+        keeps : bool, default False
+            Whether all saved tensors stay in RAM, in addition to the budget.
+
+        Returns
+        -------
+        Prediction
+            Bytes and seconds.
+        """
+        moved = self._moved(budget_bytes, choice, keeps)
+        kept_bytes = self._saved_bytes(choice) if keeps else 0
+        compute_s = self._phase_s(choice)
+        step_s = io_s = 0.0
+        for phase in PHASES:
+            written, read = moved.written[phase], moved.read[phase]
+            disk_s = self.machine.disk.seconds(written, read)
+            step_s += max(compute_s[phase] + self.machine.busy_s(written + read), disk_s)
+            io_s += disk_s
+        return Prediction(
+            budget_bytes=budget_bytes,
+            peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
+            disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
+            saved_bytes=self._saved_bytes(choice),
+            written_bytes=moved.written_bytes,
+            read_bytes=moved.read_bytes,
+            compute_s=sum(compute_s.values()),
+            io_s=io_s,
+            step_s=step_s,
+        )
+
+    def least_bytes(self) -> int:
+        """Return the least memory in which the model can be trained.
+
+        Returns
+        -------
+        int
+            Bytes of the whole process.
+        """
+        everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
+        return min(self.peak_bytes(self.least_budget, choice) for choice in (NOTHING, everything))
+
+    def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
+        """Return the largest budget with which the process stays within a given memory.
+
+        Parameters
+        ----------
+        ram_bytes : int
+            Memory of the whole process in bytes.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+
+        Returns
+        -------
+        int or None
+            The budget in bytes; None if no budget will do.
+        """
+        least = self.least_budget
+        if self.peak_bytes(least, choice) > ram_bytes:
+            return None
+        budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
+        return budgets[bisect.bisect_right(budgets, ram_bytes, 1, key=lambda each: self.peak_bytes(each, choice)) - 1]
+
+
+Way = TypeVar("Way", bound=Candidate)
+
+
+def best(ways: Sequence[Way], ram_bytes: int) -> tuple[Way, Choice, Prediction] | None:
+    """Return the choice with the shortest step within `ram_bytes`; of similar steps, the one that recomputes least."""
+    shortest: tuple[Way, Choice, Prediction] | None = None
+    for way in ways:
+        every = list(choices(way.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
+        last = len(every) - 1
+        for number in sorted({round(last * i / (_CHOICES - 1)) for i in range(_CHOICES)}):
+            choice = every[number]
+            budget = way.budget_within(ram_bytes, choice)
+            if budget is None:
+                continue
+            prediction = way.predict(budget, choice)
+            if shortest is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
+                return way, choice, prediction  # nothing else can be faster, except by noise of the measurements
+            if shortest is None or prediction.step_s < shortest[2].step_s * (1 - WORTH_SHARE):
+                shortest = way, choice, prediction
+    return shortest
+
+
+def alternatives(ways: Sequence[Candidate], ram_bytes: int) -> Iterable[Alternative]:
+    """Yield predictions for other amounts of memory, up to an amount with which no tensor goes to disk."""
+    for factor in _RAM_FACTORS:
+        other = int(ram_bytes * factor)
+        found = best(ways, int(other * (1 - MARGIN_SHARE)))
+        if found is None:
+            continue
+        way, _, prediction = found
+        moved = prediction.written_bytes + prediction.read_bytes
+        yield Alternative(other, way.offload, prediction.step_s, moved)
+        if moved == 0 and factor > 1:
+            return
+
+
+def least_bytes(ways: Sequence[Candidate]) -> int:
+    """Return the least memory in which one of the ways trains, with the margin of a plan."""
+    return in_steps(min(way.least_bytes() for way in ways) / (1 - MARGIN_SHARE))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """What the plan of every training run says; `Plan` documents the fields."""
+
+    ram_bytes: int
+    least_bytes: int
+    parameter_bytes: int
+    trained_bytes: int
+    state_bytes: int
+    offload: bool
+    policy: str
+    prediction: Prediction
+    machine: Machine
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def fits_disk(self) -> bool:
+        """Whether the disk has room for all bytes that the run stores on it."""
+        return self.prediction.disk_bytes <= self.machine.disk.free_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as a dictionary that JSON can represent.
+
+        Returns
+        -------
+        dict
+            The fields by name.
+        """
+        return dataclasses.asdict(self)

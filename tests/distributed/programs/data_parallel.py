@@ -1,0 +1,200 @@
+"""Training by several processes, compared bit for bit with one that runs the batches of all after one another."""
+
+import contextlib
+import sys
+
+import numpy as np
+
+import spillgrad as sg
+import spillgrad.distributed as dist
+from spillgrad import nn
+from spillgrad.generator import GeneratorState
+from spillgrad.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("mpi")
+rank, size = dist.get_rank(), dist.get_world_size()
+STEPS, BATCHES = 4, 12
+F = nn.functional
+
+
+class Net(nn.Module):
+    """Tied weights, dropout, a layer that some batches skip, one that all skip, and a frozen one."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(300, 64)
+        self.hidden = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.2), nn.Linear(256, 64))
+        self.sometimes = nn.Linear(64, 64)
+        self.never = nn.Linear(64, 64)
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+
+    def forward(self, tokens, often):
+        x = self.embedding(tokens)
+        x = self.frozen(x + self.hidden(x))
+        return F.linear(self.sometimes(x) if often else x, self.embedding.weight)
+
+
+def batch(step, number):
+    rng = np.random.default_rng((step, number))
+    return sg.tensor(rng.integers(0, 300, (2, 16))), sg.tensor(rng.integers(0, 300, (2, 16)))
+
+
+def loss_of(model, step, number):
+    """Return a batch's share of the loss. Random numbers hang on the batch's number, not on the process."""
+    tokens, targets = batch(step, number)
+    with sg.default_generator.replay(GeneratorState(step, number << 40)):
+        logits = model(tokens, often=number % 3 != 1)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * (1 / BATCHES)
+
+
+def train(model, run_batches, autocast):
+    optimizer = sg.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with sg.autocast("cpu") if autocast else contextlib.nullcontext():
+            run_batches(step)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    return {name.removeprefix("module."): value for name, value in model.state_dict().items()}
+
+
+def require_same(found, wanted):
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert value.numpy().tobytes() == found[name].numpy().tobytes(), name
+
+
+def one_process(autocast):
+    sg.manual_seed(1)
+    model = Net()
+
+    def run_batches(step):
+        for number in range(BATCHES):
+            loss_of(model, step, number).backward()
+
+    return train(model, run_batches, autocast)
+
+
+def several(autocast, bucket_cap_mb):
+    sg.manual_seed(1 + rank)  # the first process's weights are taken
+    parallel = DistributedDataParallel(Net(), bucket_cap_mb=bucket_cap_mb)
+    parallel.set_gradient_divide_factor(1)
+
+    def run_batches(step):
+        for number in range(rank, BATCHES, size):
+            loss_of(parallel, step, number).backward()
+
+    return train(parallel, run_batches, autocast)
+
+
+for autocast in (False, True):
+    wanted = one_process(autocast)
+    for bucket_cap_mb in (None, 0.01):
+        require_same(several(autocast, bucket_cap_mb), wanted)
+
+# PyTorch's own way: the average over processes, of sums that each made under no_sync.
+model = nn.Linear(8, 8)
+parallel = DistributedDataParallel(model)
+inputs = [sg.tensor(np.random.default_rng(number).normal(size=(4, 8)).astype(np.float32)) for number in range(3 * size)]
+mine = inputs[rank::size]
+for x in mine[:-1]:
+    with parallel.no_sync():
+        parallel(x).square().mean().backward()
+parallel(mine[-1]).square().mean().backward()
+sums = []
+for other in range(size):
+    single = nn.Linear(8, 8)
+    single.load_state_dict(model.state_dict())
+    for x in inputs[other::size]:
+        single(x).square().mean().backward()
+    sums.append(single.weight.grad.numpy() / np.float32(size))
+total = sums[0]
+for term in sums[1:]:
+    total = total + term
+assert model.weight.grad.numpy().tobytes() == total.tobytes()
+
+# A backward that fails leaves nothing that a later one would add.
+model = nn.Linear(4, 4)
+parallel = DistributedDataParallel(model)
+parallel.set_gradient_divide_factor(1)
+parallel(sg.ones(2, 4)).sum().backward()
+
+
+class Fails(sg.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ZeroDivisionError
+
+
+try:
+    (model.weight.sum() + Fails.apply(parallel(sg.ones(2, 4))).sum()).backward()
+    raise AssertionError("it does not fail")
+except ZeroDivisionError:
+    model.zero_grad()
+parallel(sg.ones(2, 4)).sum().backward()
+assert model.weight.grad.tolist() == [[2.0 * size] * 4] * 4
+try:
+    with parallel.no_sync():
+        parallel(sg.ones(2, 4)).sum().backward()
+    assert size == 1
+except sg.errors.GraphError as error:
+    assert "to which no_sync() would add what this one has alone" in str(error)
+dist.barrier()
+
+# What does not accumulate, or does not go through the wrapper, is each process's own.
+parallel.zero_grad()
+parallel.set_gradient_divide_factor(size)
+parallel(sg.ones(2, 4)).sum().backward()
+kept = model.weight.grad.clone()
+found = sg.autograd.grad(model(sg.full((1, 4), float(rank))).sum(), [model.weight])[0]
+assert found[0, 0].item() == rank
+assert sg.equal(model.weight.grad, kept)
+parallel.zero_grad()
+model(sg.full((1, 4), float(rank))).sum().backward()
+assert model.weight.grad[0, 0].item() == rank
+parallel(sg.zeros(1, 4)).sum().backward()  # what was added up in one process is averaged with the rest
+assert model.weight.grad[0, 0].item() == sum(range(size)) / size
+kept = model.weight.grad.clone()
+sg.autograd.grad(parallel(sg.full((1, 4), float(rank))).sum(), [model.weight])
+assert sg.equal(model.weight.grad, kept)
+frozen = parallel(sg.ones(1, 4)).sum()
+before = model.bias.grad.clone()
+model.bias.requires_grad_(False)
+frozen.backward()
+assert sg.equal(model.bias.grad, before)
+model.bias.requires_grad_(True)
+
+# A hook of the user's sees what this process adds; the second wrapper of a module is the one that counts.
+seen = []
+model.weight.register_post_accumulate_grad_hook(lambda param: seen.append(param.grad is not None))
+del parallel
+parallel = DistributedDataParallel(model)
+parallel.set_gradient_divide_factor(1)
+parallel.zero_grad()
+parallel(sg.ones(2, 4)).sum().backward()
+assert seen == [True]
+assert model.weight.grad[0, 0].item() == 2 * size
+
+# Uneven batches of a layer with buffers.
+parallel = DistributedDataParallel(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)))
+for _ in range(rank, size + 1, size):
+    parallel(sg.randn(8, 4)).sum().backward()
+if size > 1 and rank > 0:
+    parallel.contribute_nothing()
+
+# Buffers follow the first process.
+norm = DistributedDataParallel(nn.BatchNorm1d(4))
+for _ in range(2):
+    norm(sg.randn(8, 4) + rank).sum().backward()
+found = [None] * size
+norm.eval()(sg.randn(8, 4))
+dist.all_gather_object(found, norm.module.num_batches_tracked.item())
+assert found == [2] * size
+
+sampler = sg.utils.data.DistributedSampler(range(10), shuffle=False)
+assert (sampler.rank, sampler.num_replicas) == (rank, size)
+print(f"rank {rank} of {size} has the same bits", flush=True, file=sys.stdout)

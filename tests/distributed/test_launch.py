@@ -1,0 +1,101 @@
+"""`spillgrad launch` builds the command of the MPI that is there, and shortens what that prints."""
+
+import io
+
+import pytest
+
+from spillgrad_tools.cli import main
+from spillgrad_tools.launch.banners import without_banners
+from spillgrad_tools.launch.command import mpiexec_words, program_of
+from spillgrad_tools.launch.process import numbers
+
+OPEN_MPI, MPICH = "mpiexec (Open MPI) 5.0.11", "HYDRA build details:\n    Version: 5.0.2"
+RULE = "-" * 74 + "\n"
+
+
+def test_open_mpi_may_use_more_processes_than_cores_and_all_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    words = mpiexec_words("mpiexec", OPEN_MPI, 4, None)
+    assert words == ["mpiexec", "-n", "4", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"]
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    words = mpiexec_words("mpiexec", OPEN_MPI, 5, "a,b:4")
+    assert words[-3:] == ["--allow-run-as-root", "--host", "a:3,b:4"]
+
+
+def test_mpich_takes_hosts_as_they_are():
+    assert mpiexec_words("mpiexec", MPICH, 4, "a,b") == ["mpiexec", "-n", "4", "-hosts", "a,b"]
+
+
+def test_what_is_started_is_a_file_a_module_or_a_command_of_spillgrad(tmp_path):
+    (tmp_path / "a.py").touch()
+    assert program_of([str(tmp_path / "a.py"), "-x"])[3:] == [str(tmp_path / "a.py"), "-x"]
+    assert program_of(["-m", "a.b", "c"])[3:] == ["-m", "a.b", "c"]
+    assert program_of(["train", "--steps", "2"])[3:] == ["-m", "spillgrad", "train", "--steps", "2"]
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["launch", "-n", "2", "none.py"], "launch: got none.py, which is no file; name a Python file or a command of"),
+        (["launch", "-n", "0", "train"], "launch -n 0 train: Invalid value for '-n'"),
+        (["launch", "-n", "2", "--", "-m"], "launch: got -m without a module; name one"),
+        (["launch", "-n", "2"], "launch -n 2: Missing argument"),
+    ],
+)
+def test_a_mistake_gets_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"spillgrad: {told}")
+
+
+def test_without_mpi_the_command_says_how_to_install_it(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("shutil.which", lambda *words, **options: None)
+    assert main(["launch", "-n", "2", "train"]) == 2
+    error = capsys.readouterr().err
+    assert error == "spillgrad: launch: there is no mpiexec here; install MPI with pip install 'spillgrad[mpi]'\n"
+
+
+def test_processes_are_numbered_as_launchers_of_pytorch_number_them():
+    found = numbers({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    assert found == {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert numbers({"PMI_RANK": "0", "PMI_SIZE": "2"}) == {"RANK": "0", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    "banner, told",
+    [
+        ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n", ""),
+        (
+            "prterun noticed that process rank 1 with PID 7 on node a exited on\nsignal 9 (Killed).\n",
+            "spillgrad: launch: rank 1 on a was ended by signal 9\n",
+        ),
+        ("There are not enough slots available\n", f"{RULE}There are not enough slots available\n{RULE}"),
+    ],
+)
+def test_banners_are_shortened_and_other_lines_kept(banner: str, told: str):
+    lines = io.StringIO(f"before\n\n{RULE}{banner}{RULE}\0after\n{RULE}mine\n{RULE}{RULE}")
+    assert "".join(without_banners(lines)) == f"before\n\n{told}after\n{RULE}mine\n{RULE}{RULE}"
+
+
+def test_what_open_mpi_says_of_an_end_that_is_known_is_left_out():
+    stars = "[a:00000] *** An error occurred in Socket closed\n[a:00000] *** reported by process [1,1]\n"
+    lines = io.StringIO(f"before\n{stars}after\n[a:00000] *** An error occurred in MPI_Isend\n")
+    assert "".join(without_banners(lines)) == "before\nafter\n[a:00000] *** An error occurred in MPI_Isend\n"
+
+
+def test_a_lost_process_is_said_if_nothing_else_is():
+    banner = f"{RULE}An MPI communication peer process has unexpectedly disconnected.\n\n  Peer host:  b\n{RULE}"
+    assert "".join(without_banners(io.StringIO(f"why\n{banner}"))) == "why\n"
+    found = "".join(without_banners(io.StringIO(banner)))
+    assert found == "spillgrad: launch: a process on b was lost; probably it was killed\n"
+
+
+def test_mpichs_banner_is_shortened():
+    rule = "=" * 83 + "\n"
+    banner = (
+        f"{rule}=   BAD TERMINATION OF ONE OF YOUR\n=   PID 7 RUNNING AT a\n=   EXIT CODE: 9\n=   CLEANING UP\n{rule}"
+    )
+    reason = "Abort(1090831) on node 0: Fatal error in internal_Init_thread: Other MPI error\n"
+    ours = "Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1\n"
+    below = f"{reason}{ours}YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+    found = "".join(without_banners(io.StringIO(banner + below)))
+    assert found == f"spillgrad: launch: a process on a ended with status 9\n{reason}"

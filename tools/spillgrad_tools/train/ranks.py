@@ -1,0 +1,91 @@
+"""The processes that train one model together: which batches each computes, and what they tell each other."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import spillgrad as sg
+from spillgrad import distributed
+from spillgrad.distributed.process_group import launched
+from spillgrad.errors import DistributedError
+from spillgrad.nn.parallel import DistributedDataParallel
+from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
+from spillgrad_tools.train.options import TrainSettings
+
+Item = TypeVar("Item")
+
+
+class Ranks:
+    """The processes of this run, of which this one is number `rank` of `size`; alone if no launcher started several."""
+
+    def __init__(self) -> None:
+        if launched() > 1 and not distributed.is_initialized():  # it refuses launchers that are not MPI's
+            distributed.init_process_group("mpi")
+        self.rank, self.size = (
+            (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints and saves."""
+        return self.rank == 0
+
+    def everyones(self, item: Item) -> list[Item]:
+        """Return what each process gives, in the order of the ranks."""
+        found = [item] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(found, item)
+        return found
+
+    def firsts(self, item: Item) -> Item:
+        """Return what the first process gives."""
+        found = [item]
+        if self.size > 1:
+            distributed.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def in_order(self, mine: Sequence[Item], count: int) -> list[Item]:
+        """Return the items of all `count` batches in their order; this process has computed `mine` of them."""
+        each = self.everyones(list(mine))
+        return [each[number % self.size][number // self.size] for number in range(count)]
+
+    def batches(self, items: Sequence[Item]) -> Iterator[tuple[int, Item] | None]:
+        """Yield this process's items and their numbers; None where others have one more."""
+        for start in range(0, len(items), self.size):
+            number = start + self.rank
+            yield (number, items[number]) if number < len(items) else None
+
+    def require_same(self, about: Mapping[str, Any]) -> None:
+        """Raise DistributedError if the processes differ in what decides the numbers of a run; name each difference."""
+        found = self.everyones(dict(about))
+        for rank, other in enumerate(found):
+            for what, value in found[0].items():
+                if other[what] != value:
+                    raise DistributedError(
+                        f"train: rank 0 has {what} {value}, rank {rank} has {other[what]}; make them the same on all"
+                    )
+
+    def warn_of_other_processors(self) -> None:
+        """Warn, once for all processes, if their processors have vectors of other lengths, and so round otherwise."""
+        found = self.everyones(VECTOR_BYTES)
+        others = [rank for rank, nbytes in enumerate(found) if nbytes != found[0]]
+        if others and self.is_first:
+            warnings.warn(
+                f"the processors of rank 0 and of {', '.join(map(str, others))} compute with vectors of "
+                f"{found[0]} and {found[others[0]]} bytes: losses differ from those of one process by rounding",
+                stacklevel=2,
+            )
+
+    def parallel(self, model: sg.nn.Module) -> DistributedDataParallel | None:
+        """Wrap a model so that backward adds up the gradients of all processes; None if there is one process."""
+        if self.size == 1:
+            return None
+        wrapped = DistributedDataParallel(model)
+        wrapped.set_gradient_divide_factor(1)
+        return wrapped
+
+
+def settings_in_words(settings: TrainSettings) -> dict[str, Any]:
+    """Return the settings by the names of their options."""
+    return {f"--{name.replace('_', '-')}": value for name, value in dataclasses.asdict(settings).items()}
