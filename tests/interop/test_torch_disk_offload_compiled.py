@@ -1,6 +1,6 @@
 """Parts of a model that torch.compile compiles train on disk as in RAM, bit for bit."""
 
-import os
+import importlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="`make test-peers` installs PyTorch")
-
-os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # a pool's threads would stay
 
 from spillgrad.errors import ArgumentError, BudgetError  # noqa: E402
 from spillgrad.interop.torch import disk_offload, save_on_disk  # noqa: E402
@@ -26,8 +24,11 @@ BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)
 
 @pytest.fixture(autouse=True)
 def _compiles_anew():
+    inductor = importlib.import_module("torch._inductor.config")
     torch._dynamo.reset()
-    yield
+    # The threads of a pool would stay. The environment decides only until another test has imported the compiler.
+    with inductor.patch(compile_threads=1):
+        yield
     torch._dynamo.reset()
 
 

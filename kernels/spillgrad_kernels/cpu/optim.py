@@ -14,12 +14,12 @@ from spillgrad_kernels.tables.formula import Formula, parameters
 from spillgrad_kernels.tables.optim import Update, adam, adamw, lion, scaled, sgd
 from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
-__all__ = ["adam", "adamw", "lion", "run", "scaled", "sgd", "sums_of_squares"]
+__all__ = ["CHUNK", "adam", "adamw", "lion", "run", "scaled", "sgd", "squares_of_chunks", "sums_of_squares"]
 
 # The elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
-_CHUNK = 4096
+CHUNK = 4096
 # The number of elements that pays for another thread: 3 to 6 microseconds of work.
-_GRAIN = 2 * _CHUNK
+_GRAIN = 2 * CHUNK
 
 
 def _loop(formula: Formula, states: int) -> Any:
@@ -57,8 +57,8 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
         for chunk in range(start, stop):
             while row + 1 < len(table) and table[row + 1, 0] <= chunk:
                 row += 1
-            begin = (chunk - table[row, 0]) * _CHUNK
-            count = min(_CHUNK, table[row, 1] - begin)
+            begin = (chunk - table[row, 0]) * CHUNK
+            count = min(CHUNK, table[row, 1] - begin)
             loop(
                 array_at(like, data_of(table[row, 2]) + begin * width, count),
                 array_at(like, data_of(table[row, 3]) + begin * width, count),
@@ -87,7 +87,7 @@ def run(updates: Iterable[Update]) -> None:
             # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as a state.
             states = (*state, grad, grad, grad)[:3]
             rows.append((chunks, param.size, id(param), id(grad), *map(id, states)))
-            chunks += -(-param.size // _CHUNK)
+            chunks += -(-param.size // CHUNK)
             elements += param.size
         # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
@@ -104,8 +104,8 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
     for chunk in range(start, stop):
         while row + 1 < len(table) and table[row + 1, 0] <= chunk:
             row += 1
-        begin = (chunk - table[row, 0]) * _CHUNK
-        part = array_at(like, data_of(table[row, 2]) + begin * like.itemsize, min(_CHUNK, table[row, 1] - begin))
+        begin = (chunk - table[row, 0]) * CHUNK
+        part = array_at(like, data_of(table[row, 2]) + begin * like.itemsize, min(CHUNK, table[row, 1] - begin))
         total = np.float64(0.0)
         for j in range(part.size):
             x = np.float64(part[j])
@@ -116,18 +116,24 @@ def _sums_of_squares(start: int, stop: int, like: Any, table: Any, partials: Any
 @on_device("optim")
 def sums_of_squares(arrays: Sequence[np.ndarray]) -> list[float]:
     """Return each array's sum of squares, added up in float64. Raises TypeError unless all have the same float type."""
+    return [float(sums[0] if sums.size == 1 else sums.sum()) for sums in squares_of_chunks(arrays)]
+
+
+def squares_of_chunks(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the sums of squares of each array's runs of `CHUNK` elements, added up in float64.
+
+    The sum of squares of an array is the sum of these. So parts of an array that begin at multiples of `CHUNK` give the
+    bits of the whole. Raises TypeError unless all arrays have the same float type.
+    """
     flat = [np.ascontiguousarray(a) for a in arrays]
     if not flat:
         return []
     if flat[0].dtype not in FLOATS or any(a.dtype != flat[0].dtype for a in flat):
         listed = ", ".join(sorted({str(a.dtype) for a in flat}))
         raise TypeError(f"sums_of_squares: got {listed}; all must be float32, or all float64")
-    starts = [0, *itertools.accumulate(-(-a.size // _CHUNK) for a in flat)]
+    starts = [0, *itertools.accumulate(-(-a.size // CHUNK) for a in flat)]
     table = np.array([(start, a.size, id(a)) for start, a in zip(starts, flat, strict=False)], np.int64)
-    partials = np.empty(starts[-1])
+    sums = np.empty(starts[-1])
     grain = max(1, starts[-1] * _GRAIN // max(1, sum(a.size for a in flat)))
-    parallel_for(_sums_of_squares, starts[-1], grain, np.empty(0, flat[0].dtype), table, partials)
-    return [
-        float(partials[start] if stop - start == 1 else partials[start:stop].sum())
-        for start, stop in itertools.pairwise(starts)
-    ]
+    parallel_for(_sums_of_squares, starts[-1], grain, np.empty(0, flat[0].dtype), table, sums)
+    return [sums[start:stop] for start, stop in itertools.pairwise(starts)]

@@ -33,6 +33,21 @@ def norm(gradient: Tensor, norm_type: float = 2.0) -> float:
     return _norms([gradient.array], norm_type)[0]
 
 
+def squares(part: Tensor) -> np.ndarray:
+    """Return sums of squares of a part of a gradient; `norm_of_squares` takes those of all parts, in their order.
+
+    Parts begin at multiples of `spillgrad_kernels.cpu.optim.CHUNK` elements.
+    """
+    array = as_pairs(part.array) if part.array.dtype.kind == "c" else part.array
+    dtype = np.float64 if array.dtype == np.float64 else np.float32
+    return kernels.squares_of_chunks([array.astype(dtype, copy=False)])[0]
+
+
+def norm_of_squares(sums: np.ndarray) -> float:
+    """Return the norm of a gradient, given its sums of squares: the bits that `norm` returns."""
+    return math.sqrt(float(sums.sum()))
+
+
 def total_norm(norms: list[float], norm_type: float = 2.0) -> float:
     """Return the joint norm of gradients, given the norm of each."""
     if norm_type == 2:
