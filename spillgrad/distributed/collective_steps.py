@@ -18,7 +18,7 @@ from spillgrad.errors import DistributedError
 Function = Callable[..., Any]
 
 # The most bytes that are on their way in one exchange, which bounds the memory that a collective takes for itself.
-_AT_ONCE_BYTES = 32 << 20
+AT_ONCE_BYTES = 32 << 20
 # Smaller arrays are sent whole to every rank, in one exchange instead of two.
 _SMALL_BYTES = 16 << 10
 _NOTHING = np.empty(0, np.uint8)
@@ -32,7 +32,7 @@ def cut(count: int, parts: int) -> list[slice]:
 
 def windows(count: int, itemsize: int) -> Iterator[slice]:
     """Cut `count` elements into runs that are exchanged one after the other."""
-    step = max(1, _AT_ONCE_BYTES // itemsize)
+    step = max(1, AT_ONCE_BYTES // itemsize)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
@@ -63,10 +63,15 @@ def message(array: np.ndarray, sends: bool) -> Steps:
         yield Exchange([empty, view], [empty, empty]) if sends else Exchange([empty, empty], [view, empty])
 
 
-def gather(size: int, to: int, mine: np.ndarray, arrays: Sequence[np.ndarray] | None) -> Steps:
-    """Copy the array of each rank into one of `arrays`, which rank `to` has; all have the same size."""
+def gather(
+    size: int, to: int, mine: np.ndarray, arrays: Sequence[np.ndarray] | None, longest: int | None = None
+) -> Steps:
+    """Copy the array of each rank into one of `arrays`, which rank `to` has.
+
+    All have the same number of elements; otherwise, `longest` is the largest of them.
+    """
     empty = mine[:0]
-    for window in windows(mine.size, mine.itemsize):
+    for window in windows(mine.size if longest is None else longest, mine.itemsize):
         sent = [mine[window] if other == to else empty for other in range(size)]
         yield Exchange(sent, [empty] * size if arrays is None else [array[window] for array in arrays])
 

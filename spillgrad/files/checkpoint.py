@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spillgrad.data.data_loader import DataLoader
+from spillgrad.distributed.sharded_tensor import ShardedTensor, answer, asking
 from spillgrad.errors import (
     ArgumentError,
     CheckpointError,
@@ -95,6 +96,9 @@ def save_checkpoint(
 
     Notes
     -----
+    Where processes share the optimizer's state, as in `disk_offload`, all of them call this. The first one writes, with
+    what it knows besides tensors, and gets the other parts of each tensor from the others.
+
     The state of the default random generator is saved too. If another process is saving to the directory, this call
     waits for a few seconds.
 
@@ -133,16 +137,37 @@ def save_checkpoint(
     if optimizer is not None:
         state["optimizer"], sets[OPTIMIZER] = optimizer_state.split(optimizer)
     _require_json(state)
+    whole = None if trainable_only else model
+    group = None if optimizer is None else optimizer.step_context.group
+    if group is None:
+        return _save(root, directory, sets, state, max_shard_bytes, whole)
+    shared = [tensor for tensors in sets.values() for tensor in tensors.values() if isinstance(tensor, ShardedTensor)]
+    if group.rank() != 0:
+        return Path(answer(group, shared))
+    with asking(group, shared) as asked:
+        version = _save(root, directory, sets, state, max_shard_bytes, whole)
+        asked.result = str(version)
+    return version
+
+
+def _save(
+    root: Path, directory: str | os.PathLike[str], sets: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any],
+    max_shard_bytes: int, model: Module | None,
+) -> Path:  # fmt: skip
+    """Write the files of a checkpoint into a new version of `root`, which a user calls `directory`; return the version.
+
+    `model` is the whole model, for other libraries; None if it is not saved.
+    """
     try:
         with checkpoint_directory.only_writer(root):
             checkpoint_directory.remove_others(root)  # before writing, because they may fill the disk
-            version = checkpoint_directory.new_version(root, step)
+            version = checkpoint_directory.new_version(root, state["step"])
             try:
                 checkpoint_directory.begin(version)
                 checksums: dict[str, str] = {}
                 for stem, tensors in sets.items():
                     checksums |= safetensors_io.write(version, stem, tensors, max_shard_bytes)
-                if not trainable_only and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
+                if model is not None and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
                     checksums[CONFIG] = safetensors_io.write_json(version / CONFIG, model.config.to_hugging_face())
                 checkpoint_directory.make_current(version, state | {"checksums": checksums})
             except BaseException:

@@ -5,7 +5,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
@@ -14,6 +14,9 @@ from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device, to_dtype
 from spillgrad.optim.arrays import Pending, run
 from spillgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from spillgrad.distributed.process_group import ProcessGroup
 
 Group = dict[str, Any]
 State = dict[str, Any]
@@ -45,6 +48,8 @@ def checked_options(name: str, *, betas: Sequence[float] | None = None, **option
 class StepContext:
     """What surrounds the updates of an optimizer. `disk_offload` gives an optimizer another one."""
 
+    group: "ProcessGroup | None" = None  # the processes that share the optimizer's state
+
     def around_step(self) -> AbstractContextManager[None]:
         """Return the context in which a step updates the parameters."""
         return nullcontext()
@@ -56,6 +61,10 @@ class StepContext:
     def gradient(self, param: Tensor) -> Tensor | None:
         """Return the gradient for the update of a parameter."""
         return param.grad
+
+    def updated(self, param: Tensor) -> Tensor:
+        """Return what is updated: the parameter, or the part of it that has the shape of the gradient."""
+        return param
 
 
 Step = Callable[..., Any]
@@ -326,7 +335,7 @@ class Optimizer:
         grad = self.step_context.gradient(param)
         if grad is None:
             return None
-        pending = self.update(param, grad, self.state[param], group)
+        pending = self.update(self.step_context.updated(param), grad, self.state[param], group)
         return pending._replace(maximize=True) if pending is not None and group.get("maximize") else pending
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:

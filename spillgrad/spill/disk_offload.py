@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from spillgrad.errors import ArgumentError
+from spillgrad.distributed.process_group import ProcessGroup, is_initialized, member
+from spillgrad.errors import ArgumentError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.needs import Needs
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
+from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
 from spillgrad.storage.sizes import parse_bytes
@@ -70,6 +72,12 @@ class disk_offload(OffloadOwner):
         beyond the budget until the disk accepts them again.
     keep_journal : str or path, optional
         File for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
+    shard : "state" or None, default "state"
+        What the processes of a group share, if `spillgrad.distributed` has one: with "state", they train together. Each
+        has all parameters on its disk, and a part of every gradient and of the optimizer's state. With None, this
+        process trains alone.
+    process_group : ProcessGroup, optional
+        The processes; all, by default.
 
     Attributes
     ----------
@@ -91,6 +99,11 @@ class disk_offload(OffloadOwner):
     ArgumentError
         If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; or if
         `step_in_backward` or `max_grad_norm` is given without an optimizer.
+    DistributedError
+        If the processes of the group have different models.
+    UnsupportedError
+        If processes are to share the state of an optimizer whose updates need whole parameters, such as `Muon`; or if
+        they are to share a model on a CUDA device.
     SpillError
         If the directory cannot be used, or if the disk lacks room for all that will be stored and `on_full` is not
         "ram".
@@ -126,6 +139,12 @@ class disk_offload(OffloadOwner):
     **CUDA devices.** A model on a CUDA device, its gradients and the optimizer's state live on disk too. They are on
     the device while they are used. They are copied through pinned memory, which counts in `ram_budget`, while kernels
     run.
+
+    **Several processes.** Each runs batches of its own. Backward adds the gradients of all processes up in the order of
+    the ranks, and divides them by the number of processes, as `DistributedDataParallel` does; the methods
+    `no_sync`, `contribute_nothing` and `set_gradient_divide_factor` are the same, too. Each process updates its part of
+    every parameter, and gets the other parts from the others. All call `save_checkpoint`; the first one writes it, and
+    any number of processes can load it. With `step_in_backward`, updates follow when backward ends.
 
     Examples
     --------
@@ -178,8 +197,16 @@ class disk_offload(OffloadOwner):
         checksums: bool = True,
         on_full: str = "raise",
         keep_journal: str | os.PathLike[str] | None = None,
+        shard: str | None = "state",
+        process_group: ProcessGroup | None = None,
     ) -> None:
+        if shard not in ("state", None):
+            raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state' or None")
         self._device_budget = device_budget
+        self._group = None
+        if shard is not None and (process_group is not None or is_initialized()):
+            group = member(process_group)
+            self._group, self._ranks = (group, group.size()) if group.size() > 1 else (None, 1)
         super().__init__(
             model,
             optimizer,
@@ -211,6 +238,11 @@ class disk_offload(OffloadOwner):
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         needs = super()._require_budgets(ram_budget_bytes)
+        if self._group is not None and needs.device.nbytes:
+            raise UnsupportedError(
+                f"disk_offload: got a model on a CUDA device with {self._ranks} processes; use "
+                "DistributedDataParallel, or give shard=None"
+            )
         self.least_device_budget = needs.device.nbytes
         if self._device_budget is None:
             self._device_budget_bytes = _LAYERS_ON_DEVICE * needs.at_once.nbytes
@@ -221,11 +253,47 @@ class disk_offload(OffloadOwner):
 
     def _begin_training(self) -> OffloadedTraining:
         self._residents.allow_on_device(self._device_budget_bytes)
-        training = OffloadedTraining(self._residents, self._step_in_backward, self._max_grad_norm)
+        common = (self._residents, self._step_in_backward, self._max_grad_norm)
+        training = OffloadedTraining(*common) if self._group is None else ShardedTraining(*common, self._group)
         training.take_model(self.model)
         if self.optimizer is not None:
             training.take_optimizer(self.optimizer)
         return training
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up gradients in this process alone within the block; a later backward outside adds up those of all.
+
+        Yields
+        ------
+        None
+            While backward adds up in this process alone.
+        """
+        training = self._training
+        if not isinstance(training, ShardedTraining):
+            yield
+            return
+        before, training.is_in_step = training.is_in_step, False
+        try:
+            yield
+        finally:
+            training.is_in_step = before
+
+    def contribute_nothing(self) -> None:
+        """Take part in the sums of a backward that other processes run, where this one has no batch."""
+        if isinstance(self._training, ShardedTraining):
+            self._training.contribute_nothing()
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide each process's gradients by a number of its own; 1 gives their sum.
+
+        Parameters
+        ----------
+        factor : float
+            The number; that of the processes, by default. See `DistributedDataParallel`.
+        """
+        if isinstance(self._training, ShardedTraining):
+            self._training.reducer.divisor = float(factor)
 
     def stats(self) -> OffloadStats:
         """Return the store's counters, and the bytes of parameters, gradients and state on a device.

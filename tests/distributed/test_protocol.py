@@ -20,7 +20,7 @@ def values(rank: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [1, 3, 4099, 100_003])
 def test_sums_are_those_in_the_order_of_the_ranks(size: int, count: int, seed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collective_steps, "_AT_ONCE_BYTES", 1 << 17)  # several exchanges
+    monkeypatch.setattr(collective_steps, "AT_ONCE_BYTES", 1 << 17)  # several exchanges
     wire = Wire(seed)
     ranks = protocols(wire, size)
     arrays = [values(rank, count) for rank in range(size)]

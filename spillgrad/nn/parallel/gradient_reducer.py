@@ -6,9 +6,10 @@ one process makes when it runs the batches of all ranks one after the other. So 
 
 import collections
 import functools
+import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,14 +29,21 @@ from spillgrad.tensor import Tensor
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
 
-class _Bucket:
+class Former(NamedTuple):
+    """A gradient, or a part of one, that was there before: its array, and where it begins in a bucket."""
+
+    start: int
+    array: np.ndarray
+
+
+class Bucket:
     """Gradients that are sent together: those of some parameters, of one dtype, one behind the other."""
 
     def __init__(self, places: Sequence[int], parameters: Sequence[Tensor]) -> None:
         self.places = list(places)
-        sizes = [parameters[place].numel() for place in places]
-        bounds = np.cumsum([0, *sizes]).tolist()
-        self.parts = dict(zip(places, map(slice, bounds, bounds[1:]), strict=False))
+        self.sizes = [parameters[place].numel() for place in places]
+        bounds = np.cumsum([0, *self.sizes]).tolist()
+        self.parts = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
         self.size = bounds[-1]
         self.dtype = parameters[places[0]].numpy_dtype
         self.begin()
@@ -48,19 +56,29 @@ class _Bucket:
         self.work: Work | None = None
         self.found: np.ndarray = self.present  # which gradients any process has, when the work has ended
 
+    def put(self, place: int, array: np.ndarray) -> None:
+        """Copy a gradient into the bucket."""
+        if self.flat is None:
+            self.flat = np.zeros(self.size, self.dtype)
+        number = self.places.index(place)
+        self.flat[self.parts[number]] = moved(array, CPU).reshape(-1)
+        self.present[number] = True
+
     def take(self, found: np.ndarray) -> None:
         """Take the result of a sum."""
         self.found = found
 
 
-class GradientReducer:
-    """Replaces the gradients of parameters by sums over all processes of a group, or by averages.
+class BackwardBuckets:
+    """Sends the gradients of one backward after `arm` in buckets, whose order all processes of a group share.
 
-    It does so in one backward after `arm`; what other backwards add to a gradient stays in this process, until it is
-    added up with the rest. A backward that fails loses what was there.
+    What other backwards add to a gradient stays in this process, until it is sent with the rest. A backward that fails
+    loses what was there. Subclasses define `_hold`, `_send` and `_finish`.
 
     Parameters
     ----------
+    who : str
+        Name of the user's object, for errors.
     group : ProcessGroup
         The processes.
     named : sequence of (str, Tensor)
@@ -69,9 +87,10 @@ class GradientReducer:
         The most bytes that are sent together, but for larger gradients.
     """
 
-    def __init__(self, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int) -> None:
+    def __init__(self, who: str, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int) -> None:
         self.group = group
         self.divisor = float(group.size())
+        self._who = who
         self._is_armed = False
         self._names = [name for name, _ in named]
         self._parameters = [parameter for _, parameter in named]
@@ -106,11 +125,10 @@ class GradientReducer:
         """Before backward adds to a gradient: take away what is there, so that backward leaves what it adds."""
         run = outermost_run()
         if run is None or not (self._is_armed or run is self._run):
-            if place not in self._local and self.divisor != self.group.size() and parameter.grad is not None:
+            if place not in self._local and parameter.grad is not None and self._refuses_more(parameter.grad):
                 raise GraphError(
-                    f"DistributedDataParallel: {self._names[place]} has a sum over all processes, to which no_sync() "
-                    "would add what this one has alone; with set_gradient_divide_factor, use no_sync() first, or "
-                    "zero_grad()"
+                    f"{self._who}: {self._names[place]} has a sum over all processes, to which no_sync() would add "
+                    "what this one has alone; use no_sync() first, or zero_grad()"
                 )
             return
         if self._run is not run:
@@ -119,21 +137,41 @@ class GradientReducer:
             run.at_end.append(self._end)
         if place not in self._bucket_of[place].waits_for:
             raise GraphError(
-                f"DistributedDataParallel: {self._names[place]} got another gradient after the sum over all processes "
-                "had begun, as a backward runs inside this one; compute the loss under no_sync() in all but the last"
+                f"{self._who}: {self._names[place]} got another gradient after the sum over all processes had begun, "
+                "as a backward runs inside this one; compute the loss under no_sync() in all but the last"
             )
         if place not in self._local:
             self._before[place], parameter.grad = parameter.grad, None
 
     def arrived(self, place: int, parameter: Tensor) -> None:
-        """After backward has added to a gradient: put it into its bucket, and send what is full."""
+        """After backward has added to a gradient: keep it for its bucket, and send what is full."""
         if self._run is None or outermost_run() is not self._run:
             self._local.add(place)
+            self._keep(place)
             return
         bucket = self._bucket_of[place]
-        self._copy(bucket, place)
         bucket.waits_for.discard(place)
+        self._hold(bucket, place)
         self._send_ready()
+
+    def _refuses_more(self, grad: Tensor) -> bool:
+        """Return whether `grad`, a sum over all processes, cannot be added to in this process alone."""
+        raise NotImplementedError
+
+    def _keep(self, place: int) -> None:
+        """Keep a gradient that stays in this process for now."""
+
+    def _hold(self, bucket: Bucket, place: int) -> None:
+        """Keep a gradient until its bucket is sent."""
+        raise NotImplementedError
+
+    def _send(self, bucket: Bucket, number: int) -> None:
+        """Begin to send a bucket."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Wait for all buckets, and replace the gradients by the results."""
+        raise NotImplementedError
 
     def _forget(self) -> None:
         """Forget a backward that failed, whose gradients are lost."""
@@ -141,14 +179,6 @@ class GradientReducer:
         self._before.clear()
         for bucket in self._buckets:
             bucket.begin()
-
-    def _copy(self, bucket: _Bucket, place: int) -> None:
-        grad = self._parameters[place].grad
-        if grad is not None:  # an earlier hook may have taken it
-            if bucket.flat is None:
-                bucket.flat = np.zeros(bucket.size, bucket.dtype)
-            bucket.flat[bucket.parts[place]] = moved(grad.array, CPU).reshape(-1)
-            bucket.present[bucket.places.index(place)] = True
 
     def _send_ready(self, all_of_them: bool = False) -> None:
         while self._next < len(self._buckets):
@@ -158,41 +188,81 @@ class GradientReducer:
             self._send(bucket, self._next)
             self._next += 1
 
-    def _send(self, bucket: _Bucket, number: int) -> None:
-        for place in bucket.waits_for & self._local:
-            self._copy(bucket, place)
-        flat = bucket.flat = np.zeros(bucket.size, bucket.dtype) if bucket.flat is None else bucket.flat
-        before: list[np.ndarray | None] = []
-        for place in bucket.places:
-            # A gradient that this backward did not touch is still there.
-            grad = self._before.get(place, None if place in self._local else self._parameters[place].grad)
-            before.append(None if grad is None else np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1))
-        group = self.group
-        parts = [bucket.parts[place] for place in bucket.places]
-        steps = reduce_gradients(group.rank(), group.size(), flat, parts, bucket.present, before, self.divisor)
-        bucket.work = begin(
-            group,
+    def _former(self, place: int) -> Tensor | None:
+        """Return the sum over all processes that was there before; None without one."""
+        # A gradient that this backward did not touch is still there.
+        return self._before.get(place, None if place in self._local else self._parameters[place].grad)
+
+    def _begin(self, bucket: Bucket, number: int, before: Sequence[Former | None], steps: Steps) -> None:
+        """Begin the collective that adds up a bucket on top of what was there `before`."""
+        words = (
             f"gradients {number + 1} of {len(self._buckets)} ({bucket.size} {bucket.dtype}, divided by "
-            f"{self.divisor:g}) on top of {_digest(before)}",
-            steps,
-            bucket.take,
+            f"{self.divisor:g}) on top of {self._words(before)}"
         )
+        bucket.work = begin(self.group, words, steps, bucket.take)
+
+    def _words(self, before: Sequence[Former | None]) -> str:
+        """Return words that differ if processes have begun with a step at different times."""
+        raise NotImplementedError
 
     def _end(self) -> None:
         """Send what is left, and replace the gradients by the results."""
         self._send_ready(all_of_them=True)
+        self._finish()
+        self._forget()
+        self._local.clear()
+        self._is_armed = False
+
+
+class GradientReducer(BackwardBuckets):
+    """Replaces the gradients of parameters by sums over all processes of a group, or by averages."""
+
+    def __init__(self, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int) -> None:
+        super().__init__("DistributedDataParallel", group, named, bucket_bytes)
+
+    def _refuses_more(self, grad: Tensor) -> bool:
+        return self.divisor != self.group.size()
+
+    def _hold(self, bucket: Bucket, place: int) -> None:
+        grad = self._parameters[place].grad
+        if grad is not None:  # an earlier hook may have taken it
+            bucket.put(place, grad.array)
+
+    def _send(self, bucket: Bucket, number: int) -> None:
+        for place in bucket.waits_for & self._local:
+            self._hold(bucket, place)
+        if bucket.flat is None:
+            bucket.flat = np.zeros(bucket.size, bucket.dtype)
+        before: list[Former | None] = []
+        for place, part in zip(bucket.places, bucket.parts, strict=True):
+            grad = self._former(place)
+            array = None if grad is None else np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1)
+            before.append(None if array is None else Former(part.start, array))
+        group = self.group
+        steps = reduce_gradients(
+            group.rank(), group.size(), bucket.flat, bucket.parts, bucket.present, before, self.divisor
+        )
+        self._begin(bucket, number, before, steps)
+
+    def _words(self, before: Sequence[Former | None]) -> str:
+        """Return words that differ if processes have different gradients, too."""
+        if all(former is None for former in before):
+            return "nothing"
+        digest = xxhash.xxh3_64()
+        for former in before:
+            digest.update(b"-" if former is None else former.array.view(np.uint8).data)
+        return f"gradients {digest.hexdigest()}"
+
+    def _finish(self) -> None:
         for bucket in self._buckets:
             work, flat = bucket.work, bucket.flat
             assert work is not None and flat is not None
             work.wait()
-            for place, is_there in zip(bucket.places, bucket.found, strict=True):
+            for place, part, is_there in zip(bucket.places, bucket.parts, bucket.found, strict=True):
                 if is_there:
-                    self._put(place, flat[bucket.parts[place]])
+                    self._put(place, flat[part])
                 elif place in self._before:
                     self._parameters[place].grad = self._before[place]
-        self._forget()
-        self._local.clear()
-        self._is_armed = False
 
     def _put(self, place: int, values: np.ndarray) -> None:
         parameter = self._parameters[place]
@@ -209,13 +279,13 @@ class GradientReducer:
 
 
 # What the hooks of parameters call, as long as the reducer lives.
-def _set_aside(reducer: "weakref.ref[GradientReducer]", place: int, parameter: Tensor) -> None:
+def _set_aside(reducer: "weakref.ref[BackwardBuckets]", place: int, parameter: Tensor) -> None:
     alive = reducer()
     if alive is not None:
         alive.set_aside(place, parameter)
 
 
-def _arrived(reducer: "weakref.ref[GradientReducer]", place: int, parameter: Tensor) -> None:
+def _arrived(reducer: "weakref.ref[BackwardBuckets]", place: int, parameter: Tensor) -> None:
     alive = reducer()
     if alive is not None:
         alive.arrived(place, parameter)
@@ -226,34 +296,24 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _digest(before: Sequence[np.ndarray | None]) -> str:
-    """Return words that differ if processes have different gradients, or have begun with a step at different times."""
-    if all(array is None for array in before):
-        return "nothing"
-    digest = xxhash.xxh3_64()
-    for array in before:
-        digest.update(b"-" if array is None else array.view(np.uint8).data)
-    return f"gradients {digest.hexdigest()}"
-
-
-def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[_Bucket]:
+def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
     """Put parameters into buckets, the last one first, as backward reaches it first."""
-    buckets: list[_Bucket] = []
+    buckets: list[Bucket] = []
     filling: dict[Any, list[int]] = collections.defaultdict(list)
     for place in reversed(range(len(parameters))):
         dtype = parameters[place].numpy_dtype
         places = filling[dtype]
         limit_bytes = bucket_bytes if buckets else min(FIRST_BUCKET_BYTES, bucket_bytes)
         if places and sum(parameters[other].nbytes for other in places) + parameters[place].nbytes > limit_bytes:
-            buckets.append(_Bucket(places, parameters))
+            buckets.append(Bucket(places, parameters))
             places = filling[dtype] = []
         places.append(place)
-    return [*buckets, *(_Bucket(places, parameters) for places in filling.values() if places)]
+    return [*buckets, *(Bucket(places, parameters) for places in filling.values() if places)]
 
 
 def reduce_gradients(
     rank: int, size: int, flat: np.ndarray, parts: Sequence[slice], present: np.ndarray,
-    before: Sequence[np.ndarray | None], divisor: float,
+    before: Sequence[Former | None], divisor: float,
 ) -> Steps:  # fmt: skip
     """Add up the gradients in `flat` of all ranks, in their order, on top of those `before`; return which there are.
 
@@ -270,16 +330,19 @@ def reduce_gradients(
         yield Exchange([view[piece] for piece in pieces], arrived)
         begin = window.start + own.start
         with np.errstate(all="ignore"):  # infinities and NaNs are results, as in PyTorch
-            _add(view[own], begin, arrived, table, parts, before, divisor)
+            add_up(view[own], begin, arrived, table, parts, before, divisor)
         yield from all_gather(view[own], [view[piece] for piece in pieces])
     return table.any(0)
 
 
-def _add(
+def add_up(
     total: np.ndarray, begin: int, arrived: Sequence[np.ndarray], table: np.ndarray, parts: Sequence[slice],
-    before: Sequence[np.ndarray | None], divisor: float,
+    before: Sequence[Former | None], divisor: float,
 ) -> None:  # fmt: skip
-    """Add up what arrived for the elements from `begin` on into `total`."""
+    """Add up what arrived for the elements of a bucket from `begin` on into `total`.
+
+    `table` says which ranks have which of the gradients at `parts`.
+    """
     if divisor != 1:
         for array in arrived:
             np.divide(array, array.dtype.type(divisor), out=array)
@@ -291,7 +354,7 @@ def _add(
         terms = [array[inside] for array, has in zip(arrived, table[:, number], strict=True) if has]
         former = before[number]
         if former is not None:
-            terms.insert(0, former[start - part.start : stop - part.start])
+            terms.insert(0, former.array[start - former.start : stop - former.start])
         if terms:
             np.copyto(total[inside], terms[0])
             for term in terms[1:]:

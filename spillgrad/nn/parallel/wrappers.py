@@ -17,6 +17,7 @@ from spillgrad.distributed.process_group import ProcessGroup, member, run
 from spillgrad.errors import DeviceError, DistributedError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, GradientReducer
+from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.tensor import Tensor
 
 __all__ = ["DataParallel", "DistributedDataParallel"]
@@ -85,7 +86,9 @@ class DistributedDataParallel(Module):
         self._reducer: GradientReducer | None = None
         if self.process_group.size() > 1:
             tensors = [*module.named_parameters(), *module.named_buffers()]
-            _require_same(self.process_group, trained, tensors)
+            if any(tensor.storage.offloaded for _, tensor in tensors):
+                raise UnsupportedError("DistributedDataParallel: got an offloaded module; wrap one in RAM")
+            require_same_modules("DistributedDataParallel", self.process_group, trained, tensors)
             if init_sync:
                 _broadcast(self.process_group, [tensor for _, tensor in tensors])
             bucket_bytes = BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
@@ -147,26 +150,6 @@ class DistributedDataParallel(Module):
         """
         if self._reducer is not None:
             raise UnsupportedError("register_comm_hook: gradients travel as they are; leave the hook out")
-
-
-def _require_same(
-    group: ProcessGroup, trained: Sequence[tuple[str, Tensor]], tensors: Sequence[tuple[str, Tensor]]
-) -> None:
-    """Raise DistributedError if the processes have different parameters or buffers; the message tells the first."""
-    if any(tensor.storage.offloaded for _, tensor in tensors):
-        raise UnsupportedError("DistributedDataParallel: got an offloaded module; wrap one in RAM")
-    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
-    mine += [("trained", (), name) for name, _ in trained]
-    steps = collective_steps.all_gather_object(group.size(), collective_steps.pickled(mine))
-    found = run(group, "DistributedDataParallel, comparing modules", steps)
-    for rank, other in zip(group.ranks, found, strict=True):
-        if other != found[0]:
-            differing = next((pair for pair in zip(found[0], other, strict=False) if pair[0] != pair[1]), None)
-            how = f"{differing[0]} and {differing[1]}" if differing else f"{len(found[0])} and {len(other)} tensors"
-            raise DistributedError(
-                f"DistributedDataParallel: ranks {group.ranks[0]} and {rank} have different modules: {how}; build "
-                "the same one in all processes"
-            )
 
 
 def _broadcast(group: ProcessGroup, tensors: Sequence[Tensor]) -> None:

@@ -7,8 +7,10 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from spillgrad.distributed.collective_steps import AT_ONCE_BYTES
 from spillgrad.spill.module_paths import around
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_kernels.cpu.optim import CHUNK
 
 
 class Need(NamedTuple):
@@ -78,12 +80,12 @@ class Needs(NamedTuple):
     at_once: Need
 
 
-def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1) -> Needs:
-    """Return the least budgets of RAM and device; `gradients` is explained by `largest_need`.
+def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, ranks: int = 1) -> Needs:
+    """Return the least budgets of RAM and device; `largest_need` explains `gradients` and `ranks`.
 
     If all tensors are on a device, RAM must hold only the largest, because tensors pass through RAM one at a time.
     """
-    at_once = largest_need(framework, model, optimizer, gradients)
+    at_once = largest_need(framework, model, optimizer, gradients, ranks)
     tensors = framework.named_tensors(model, True)
     there = [tensor.is_cuda for _, tensor in tensors]
     if not any(there):
@@ -95,16 +97,30 @@ def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 
     return Needs(alone, at_once, at_once)
 
 
-def largest_need(framework: Framework, model: Any, optimizer: Any, gradients: int = 1) -> Need:
+def largest_need(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, ranks: int = 1) -> Need:
     """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
     An update uses the parameter, its state, and as many arrays of the store for its gradient as `gradients` says: none
-    if backward hands the gradient to the update, one, or two if the update scales a copy.
+    if backward hands the gradient to the update, one, or two if the update scales a copy. Of state and gradient, each
+    of several `ranks` has a part; a gradient is whole when it is added up over all ranks.
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
     forward are used one by one, unless the framework holds lists.
     """
-    needs = (*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients))
+    needs = [*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients, ranks)]
+    if ranks > 1:
+        needs += _of_sums(framework, model, ranks)
     return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
+
+
+def part_bytes(nbytes: int, itemsize: int, ranks: int) -> int:
+    """Return the bytes of the largest part of a tensor that `ranks` processes share, in whole chunks of elements."""
+    chunk_bytes = CHUNK * itemsize
+    return min(nbytes, -(-nbytes // (chunk_bytes * ranks)) * chunk_bytes)
+
+
+def reduced_bytes(whole: int, part: int, ranks: int) -> tuple[int, int, int]:
+    """Return what adding up gradients over ranks takes: the gradients, a rank's part of the sum, and what arrives."""
+    return whole, part, min(AT_ONCE_BYTES, part * ranks)
 
 
 class DiskNeed(NamedTuple):
@@ -120,14 +136,17 @@ class DiskNeed(NamedTuple):
         return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
 
 
-def disk_need(framework: Framework, model: Any, optimizer: Any, gradients: bool) -> DiskNeed:
-    """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True."""
+def disk_need(framework: Framework, model: Any, optimizer: Any, gradients: bool, ranks: int = 1) -> DiskNeed:
+    """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True.
+
+    Of gradients and state, each of several `ranks` has a part.
+    """
     tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
     updated = [] if optimizer is None else framework.members(optimizer)
     return DiskNeed(
         sum(framework.nbytes_of(tensor) for tensor in tensors),
-        sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) if gradients else 0,
-        sum(framework.state_bytes_of(optimizer, *member) for member in updated),
+        -(-sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) // ranks) if gradients else 0,
+        -(-sum(framework.state_bytes_of(optimizer, *member) for member in updated) // ranks),
     )
 
 
@@ -149,9 +168,10 @@ def _of_layers(framework: Framework, model: Any) -> Iterator[Need]:
 
 
 _GRADIENTS = (", as much for its gradient", ", as much for that clipped")
+_PARTS_OF_GRADIENTS = (", {} for this process's part of its gradient", ", as much for that clipped")
 
 
-def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int) -> Iterator[Need]:
+def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int, ranks: int) -> Iterator[Need]:
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
@@ -159,10 +179,29 @@ def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int
         if param.requires_grad and id(param) in names:
             own_bytes = framework.nbytes_of(param)
             state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
-            nbytes = (1 + gradients) * own_bytes + state_bytes
+            grad_bytes = own_bytes
+            if ranks > 1:
+                grad_bytes, state_bytes = (part_bytes(each, param.itemsize, ranks) for each in (own_bytes, state_bytes))
+            nbytes = own_bytes + gradients * grad_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
+            texts = _GRADIENTS if ranks == 1 else _PARTS_OF_GRADIENTS
+            of_gradients = "".join(text.format(format_bytes(grad_bytes)) for text in texts[:gradients])
             yield Need(
                 nbytes,
                 f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(own_bytes)} "
-                f"itself{''.join(_GRADIENTS[:gradients])}{state}",
+                f"itself{of_gradients}{state}",
+            )
+
+
+def _of_sums(framework: Framework, model: Any, ranks: int) -> Iterator[Need]:
+    """Yield the need of adding up each gradient over all ranks: the gradient, and what arrives for this rank's part."""
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            own_bytes = framework.nbytes_of(param)
+            part = part_bytes(own_bytes, param.itemsize, ranks)
+            nbytes = sum(reduced_bytes(own_bytes, part, ranks)) + part  # the sum that was there
+            yield Need(
+                nbytes,
+                f"the gradient of {name} needs {format_bytes(nbytes)} when it is added up: {format_bytes(own_bytes)} "
+                "itself, and the parts that arrive from other processes",
             )

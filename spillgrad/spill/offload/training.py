@@ -92,8 +92,7 @@ class OffloadedTraining(StepContext):
         group = None if optimizer is None else self._groups.of(optimizer, param)
         if optimizer is None or group is None:
             self._put_gradient_away(param)
-            if self._optimizer() is not None:
-                self._waiting = weakref.ref(param)
+            self._wait_for_update(param)
             return
         run = outermost_run()
         finished = {} if run is None else self._finished.setdefault(run, {})
@@ -114,6 +113,11 @@ class OffloadedTraining(StepContext):
             elif not finished:
                 run.at_end.append(self._update_all)
         finished[id(param)] = param
+
+    def _wait_for_update(self, param: Tensor) -> None:
+        """Remember a parameter whose gradient waits for an update by the optimizer."""
+        if self._optimizer() is not None:
+            self._waiting = weakref.ref(param)
 
     def _update_all(self) -> None:
         """Update all parameters that have a gradient, and free the gradients."""
@@ -141,7 +145,7 @@ class OffloadedTraining(StepContext):
     def around_step(self) -> Iterator[None]:
         optimizer = self._optimizer()
         if optimizer is not None and self._max_grad_norm is not None:
-            norms = [_norm(param.grad) for param, _ in members(optimizer) if param.grad is not None]
+            norms = self._norms(optimizer)
             if norms:
                 self.grad_norm = clip_grad.total_norm(norms)
                 self._factor = clip_grad.factor(self.grad_norm, self._max_grad_norm)
@@ -151,6 +155,10 @@ class OffloadedTraining(StepContext):
             self._factor = None
             self._uses_up = False
             self._waiting = lambda: None
+
+    def _norms(self, optimizer: Optimizer) -> list[float]:
+        """Return the norm of each gradient."""
+        return [_norm(param.grad) for param, _ in members(optimizer) if param.grad is not None]
 
     def gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad

@@ -73,7 +73,7 @@ def run(options: TrainOptions) -> bool:
     """Train, save and report; return False if training was stopped before the last step, which saves a checkpoint."""
     ranks = Ranks()
     console = output_console(is_quiet=not ranks.is_first)
-    _require_consistent(options, ranks)
+    _require_consistent(options)
     settings = _settings(options)
     text = sg.data.load_text(options.data)
     with contextlib.ExitStack() as stack:
@@ -136,7 +136,7 @@ def _write_page(out: Path, journal: Path) -> Path:
     return page
 
 
-def _require_consistent(options: TrainOptions, ranks: Ranks) -> None:
+def _require_consistent(options: TrainOptions) -> None:
     """Raise ArgumentError if options contradict each other, or if an option needs a package that is missing.
 
     Raises BudgetError for an invalid budget. Raises DeviceError for a device that this machine does not have.
@@ -145,10 +145,6 @@ def _require_consistent(options: TrainOptions, ranks: Ranks) -> None:
         parse_bytes(options.ram_budget)
     for words in _contradictions(options):
         raise ArgumentError(f"train: got {words}; leave one out")
-    if options.offload and ranks.size > 1:
-        raise ArgumentError(
-            f"train: got --offload with {ranks.size} processes, each of which has the model in RAM; leave one out"
-        )
     if options.report:
         require_packages("--report")
     as_device(options.device)
@@ -239,13 +235,11 @@ def _train(
                 records.append(record)
                 if profiled is not None:
                     profiled.after_step(record)
-                if training.ranks.is_first:
-                    saves.after_step()
+                saves.after_step()
                 if any(training.ranks.everyones(stop.is_set())):
                     break
         duration_s = time.perf_counter() - started
-        if training.ranks.is_first:
-            saves.at_end()
+        saves.at_end()
     return records, duration_s, profiled
 
 

@@ -14,6 +14,7 @@ from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
 from spillgrad_tools.train.options import TrainSettings
 
 Item = TypeVar("Item")
+Parallel = DistributedDataParallel | sg.disk_offload
 
 
 class Ranks:
@@ -77,13 +78,16 @@ class Ranks:
                 stacklevel=2,
             )
 
-    def parallel(self, model: sg.nn.Module) -> DistributedDataParallel | None:
-        """Wrap a model so that backward adds up the gradients of all processes; None if there is one process."""
+    def parallel(self, model: sg.nn.Module, offload: sg.disk_offload | None) -> Parallel | None:
+        """Have backward add up the gradients of all processes, in a model in RAM or on disk; None for one process.
+
+        A model on disk is not wrapped.
+        """
         if self.size == 1:
             return None
-        wrapped = DistributedDataParallel(model)
-        wrapped.set_gradient_divide_factor(1)
-        return wrapped
+        parallel = DistributedDataParallel(model) if offload is None else offload
+        parallel.set_gradient_divide_factor(1)
+        return parallel
 
 
 def settings_in_words(settings: TrainSettings) -> dict[str, Any]:

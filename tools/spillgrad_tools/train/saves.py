@@ -20,7 +20,8 @@ class Saves:
     The former checkpoint is removed only when the new one is whole, so two need room at the same time. If there is
     room for only one and `every` is None, the run saves only at the end. If a checkpoint cannot be written, `say` is
     called with a line and training goes on; at the end, the error is raised. Line and error name the checkpoint that
-    stays. Raises CheckpointError before training if the disk has too little room.
+    stays. Of several processes, all call the methods, and the first one decides.
+    Raises CheckpointError before training if the disk has too little room.
     """
 
     def __init__(self, training: Training, out: Path, every: int | None, say: Callable[[str], None]) -> None:
@@ -42,9 +43,10 @@ class Saves:
 
     def after_step(self) -> None:
         """Save a checkpoint if one is due."""
-        if not self._is_due():
+        ranks = self._training.ranks
+        if not ranks.firsts(self._is_due()):
             return
-        lack = self._lack(self._bytes_for_another())
+        lack = ranks.firsts(self._lack(self._bytes_for_another()))
         try:
             if lack is not None:
                 raise CheckpointError(f"a checkpoint needs {lack}; free space there")

@@ -23,13 +23,12 @@ from spillgrad.generator import GeneratorState
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
-from spillgrad.nn.parallel import DistributedDataParallel
 from spillgrad.profiler import record_function
 from spillgrad.spill.offload.needs import disk_need
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train.options import TrainSettings
-from spillgrad_tools.train.ranks import Ranks, settings_in_words
+from spillgrad_tools.train.ranks import Parallel, Ranks, settings_in_words
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
@@ -144,7 +143,7 @@ class Training:
             )
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer
-        self._parallel = self.ranks.parallel(model)
+        self._parallel = self.ranks.parallel(model, self.offload)
         warmup_steps = round(settings.steps * WARMUP_SHARE)
         self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
         self._process = psutil.Process()
@@ -198,8 +197,11 @@ class Training:
     def save(self, directory: Path) -> None:
         """Write a checkpoint to resume from; for a model with adapters, the checkpoint holds only the adapters.
 
+        All processes call it, and the first one writes.
         Raises CheckpointError if the checkpoint cannot be written.
         """
+        if self.offload is None and not self.ranks.is_first:
+            return
         extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash, "base": self._base}
         sg.save_checkpoint(
             directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra,
@@ -250,7 +252,7 @@ class Training:
         values = []
         for mine in self.ranks.batches(parts):
             if mine is None:
-                cast(DistributedDataParallel, self._parallel).contribute_nothing()
+                cast(Parallel, self._parallel).contribute_nothing()
                 continue
             number, (part_x, part_y) = mine
             spilling = self.spill or contextlib.nullcontext()
@@ -288,7 +290,7 @@ class Training:
         batch = self.step * self.settings.accumulate + number
         drawn = GeneratorState(self.settings.seed, (batch + 1) % _MOST_BATCHES * _DRAWS_OF_BATCH)
         with sg.default_generator.replay(drawn):
-            return (self._parallel or self.model)(x, y)
+            return (self._parallel if isinstance(self._parallel, sg.nn.Module) else self.model)(x, y)
 
     def _require_finite(self, what: str, found: float | None, where: str) -> None:
         if found is not None and not math.isfinite(found):

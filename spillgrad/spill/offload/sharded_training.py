@@ -1,0 +1,243 @@
+"""The hooks by which the processes of a group train an offloaded model together.
+
+Every process has all parameters in its store. Of a gradient and of the optimizer's state it has a part, and it updates
+that part of the parameter; then it gets the other parts from the other processes.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from spillgrad.autograd.core.grad_mode import is_grad_enabled
+from spillgrad.autograd.core.node import OwnHook
+from spillgrad.distributed import collective_steps
+from spillgrad.distributed.process_group import ProcessGroup, run
+from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.errors import DistributedError, GraphError, UnsupportedError
+from spillgrad.nn.module import Module
+from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES
+from spillgrad.nn.parallel.same_modules import require_same_modules
+from spillgrad.nn.utils import clip_grad
+from spillgrad.optim.formula_optimizer import FormulaOptimizer
+from spillgrad.optim.optimizer import Optimizer
+from spillgrad.spill.offload.needs import members
+from spillgrad.spill.offload.shards import Gatherer, ShardedGradient, ShardReducer, norms_of
+from spillgrad.spill.offload.tensors import TensorResidents
+from spillgrad.spill.offload.training import OffloadedTraining
+from spillgrad.storage.store import Label
+from spillgrad.tensor import Tensor
+
+# A bucket of gradients, what arrives for it, and the sum must fit into a budget, and so must an update in it.
+_BUCKETS_IN_BUDGET = 8
+
+
+class ShardedTraining(OffloadedTraining):
+    """The hooks on a model, its parameters and its optimizer, where several processes train together."""
+
+    group: ProcessGroup
+
+    def __init__(
+        self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None, group: ProcessGroup
+    ) -> None:
+        super().__init__(residents, step_in_backward, max_grad_norm)
+        self.group = group
+        self.is_in_step = True  # False under no_sync()
+        self._gatherer = Gatherer(group, residents)
+        self.reducer: ShardReducer
+
+    def take_model(self, model: Module) -> None:
+        super().take_model(model)
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        if not trained:
+            raise DistributedError(
+                "disk_offload: got a model without parameters that require gradients; give shard=None"
+            )
+        require_same_modules("disk_offload", self.group, trained, tensors)
+        self._share_first_values([tensor for _, tensor in tensors])
+        squares = None if self._max_grad_norm is None else clip_grad.squares
+        self.reducer = ShardReducer(
+            self.residents, self.group, trained, self._bucket_bytes(), self._put_gradient_in_store, squares,
+            self._gradients_are_there,
+        )  # fmt: skip
+        self._buffers = [buffer for _, buffer in model.named_buffers()]
+        model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)
+
+    def _begin_forward(self, module: Module, args: object, kwargs: object) -> None:
+        if self.is_in_step:
+            for buffer in self._buffers:  # as DistributedDataParallel does, also in evaluation
+                self._broadcast(buffer)
+        if is_grad_enabled() and self.is_in_step:
+            self.reducer.arm()
+        elif is_grad_enabled():
+            self.reducer.disarm()
+
+    def _bucket_bytes(self) -> int:
+        """Return how many bytes of gradients travel together: the same in all processes, and few beside the budgets."""
+        budgets = np.empty(self.group.size(), np.int64)
+        mine = np.array([self.residents.store.ram_budget])
+        steps = collective_steps.all_gather(mine, [budgets[rank : rank + 1] for rank in range(self.group.size())])
+        run(self.group, "disk_offload, comparing budgets", steps)
+        return min(BUCKET_BYTES, int(budgets.min()) // _BUCKETS_IN_BUDGET)
+
+    def _share_first_values(self, tensors: Sequence[Tensor]) -> None:
+        """Give all processes the values of the first one, where they differ."""
+        mine = [xxhash.xxh3_64_intdigest(_flat(tensor.array).view(np.uint8).data) for tensor in tensors]
+        digests = np.empty((self.group.size(), len(mine)), np.uint64)
+        steps = collective_steps.all_gather(np.array(mine, np.uint64), list(digests))
+        run(self.group, "disk_offload, comparing values", steps)
+        for tensor, column in zip(tensors, digests.T, strict=True):
+            if (column != column[0]).any():
+                self._broadcast(tensor)
+
+    def _broadcast(self, tensor: Tensor) -> None:
+        tensor._storage.begin_change()
+        group, flat = self.group, _flat(tensor.array)
+        what = f"broadcast of {flat.size} {flat.dtype} of a module"
+        run(group, what, collective_steps.broadcast(group.rank(), group.size(), 0, flat))
+        del flat
+        self.residents.return_changed(with_last=True)
+
+    def take_optimizer(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, FormulaOptimizer):
+            raise UnsupportedError(
+                f"disk_offload: got {type(optimizer).__name__}, whose updates need whole parameters, with "
+                f"{self.group.size()} processes, each of which updates a part; give another optimizer, such as AdamW, "
+                "or shard=None"
+            )
+        super().take_optimizer(optimizer)
+
+    def contribute_nothing(self) -> None:
+        """Take part in the sums of a backward that other processes run."""
+        for buffer in self._buffers:
+            self._broadcast(buffer)
+        self.reducer.contribute_nothing()
+
+    def _accumulated(self, param: Tensor) -> None:
+        """After backward has added to a gradient: the reducer takes it."""
+        if id(param) not in self.reducer.parts:
+            raise GraphError(
+                f"disk_offload: {self._names[id(param)]} got a gradient, but required none when the model was "
+                "offloaded; call requires_grad_() before, in all processes"
+            )
+        self.residents.store.begin_phase("backward")
+
+    def _put_gradient_in_store(self, grad: Tensor, name: str) -> None:
+        if grad.numel():
+            self.residents.offload(grad, Label("gradient", None, name))
+        self.residents.return_changed()
+
+    def _gradients_are_there(self) -> None:
+        """At the end of a backward: update all parameters, if backward is to do so."""
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        if self._step_in_backward:
+            self._update_all()
+            return
+        for param, _ in members(optimizer):
+            if param.grad is not None:
+                self._wait_for_update(param)
+                return
+
+    def _norms(self, optimizer: Optimizer) -> list[float]:
+        gradients = [param.grad for param, _ in members(optimizer) if param.grad is not None]
+        found = [grad for grad in gradients if isinstance(grad, ShardedGradient)]
+        return [clip_grad.norm_of_squares(sums) for sums in norms_of(self.group, found)] if found else []
+
+    @contextlib.contextmanager
+    def around_step(self) -> Iterator[None]:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._require_sums(optimizer)
+        with super().around_step():
+            yield
+            self._gatherer.finish()
+
+    def _require_sums(self, optimizer: Optimizer) -> None:
+        for param, _ in members(optimizer):
+            if param.grad is not None and not isinstance(param.grad, ShardedGradient):
+                raise GraphError(
+                    f"disk_offload: {self._names.get(id(param), 'a parameter')} has a gradient of this process alone "
+                    "when it is to be updated; run the last backward of a step outside no_sync()"
+                )
+
+    def gradient(self, param: Tensor) -> Tensor | None:
+        grad = param.grad
+        if not isinstance(grad, ShardedGradient):
+            return None
+        shard = grad.shard
+        if self._uses_up:
+            param.grad = None
+        if self._factor is not None:
+            if not self._uses_up:
+                shard = shard.detach().clone()
+            clip_grad.scale([shard], self._factor)
+        return shard
+
+    def updated(self, param: Tensor) -> Tensor:
+        part: Tensor = param.detach().reshape(-1)[self._own(param)]
+        return part
+
+    def _own(self, param: Tensor) -> slice:
+        return self.reducer.parts[id(param)][self.group.rank()]
+
+    @contextlib.contextmanager
+    def around_update(self, param: Tensor) -> Iterator[None]:
+        optimizer = self._optimizer()
+        parts = self.reducer.parts.get(id(param))
+        if parts is not None:
+            self._gatherer.finish(self._idle_bytes(param))
+        with super().around_update(param):
+            state = {} if optimizer is None else optimizer.state.get(param, {})
+            for key, value in state.items():
+                if isinstance(value, ShardedTensor):
+                    state[key] = value.shard
+            # The update has a view, which does not hold the array: without this, the store could take it back.
+            array = param._storage.array if isinstance(param.grad, ShardedGradient) else None
+            yield
+            if array is not None and parts is not None:
+                param._storage.begin_change()  # by what arrives: this process may have no part of its own
+                self._gatherer.begin(self._names[id(param)], array, parts)
+            del array
+
+    def _idle_bytes(self, param: Tensor) -> int:
+        """Return how many bytes of parameters may be under way while a parameter is updated."""
+        optimizer = self._optimizer()
+        used = param.nbytes
+        if optimizer is not None:
+            group = self._groups.of(optimizer, param)
+            states = 0 if group is None else optimizer.state_tensors(group)
+            own = self._own(param)
+            used += (2 + states) * (own.stop - own.start) * param.itemsize
+        return max(0, self.residents.store.ram_budget - used)
+
+    def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
+        group = None if optimizer is None else self._groups.of(optimizer, param)
+        if optimizer is None or group is None or param.grad is None:
+            return 0
+        own = self._own(param)
+        part_bytes = (own.stop - own.start) * param.itemsize
+        scaled_bytes = part_bytes if self._factor is not None and not self._uses_up else 0
+        return scaled_bytes + (0 if optimizer.state.get(param) else part_bytes * optimizer.state_tensors(group))
+
+    def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
+        parts = self.reducer.parts.get(id(param))
+        state: dict[str, Any] = optimizer.state.get(param, {})
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or isinstance(value, ShardedTensor) or parts is None or not value.ndim:
+                continue
+            shard = value
+            if value.shape == param.shape and not value.storage.offloaded:  # it was loaded
+                shard = value.detach().reshape(-1)[self._own(param)].clone()
+            if shard.numel():
+                self.residents.offload(shard, Label("state", key, self._names.get(id(param))))
+            state[key] = ShardedTensor.of(self.group, parts, shard, tuple(param.shape))
+        self.residents.return_changed()
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1)

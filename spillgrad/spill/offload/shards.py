@@ -1,0 +1,302 @@
+"""Gradients and optimizer state that the processes of a group share: each keeps a part of every tensor.
+
+A backward sends each gradient's parts to the processes that keep them, which add them up in the order of the ranks. So
+a gradient has the bits that one process computes which runs the batches of all ranks one after the other.
+"""
+
+import collections
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from spillgrad.distributed.collective_steps import all_gather, cut, windows
+from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
+from spillgrad.distributed.protocol import Exchange, Steps
+from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket, Former, add_up
+from spillgrad.spill.offload.needs import reduced_bytes
+from spillgrad.spill.offload.residents import Residents
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.cpu.optim import CHUNK
+from spillgrad_kernels.memory import buffers
+
+# Buckets that travel while backward computes the next: more would only take memory.
+_MOST_UNDER_WAY = 1
+
+
+class _UnderWay(NamedTuple):
+    """A bucket that is being added up: the memory for this rank's part of the sum, and the room in the store.
+
+    `nbytes` counts what is `held` besides, too.
+    """
+
+    bucket: Bucket
+    total: np.ndarray
+    room: contextlib.ExitStack
+    nbytes: int
+    held: object
+
+
+class ShardedGradient(ShardedTensor):
+    """The sum of a gradient over all processes."""
+
+    sums: int  # how many sums over all processes it has been through
+    squares: np.ndarray | None  # the part's sums of squares; None if they are not needed
+
+
+def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
+    """Cut a bucket into a run of elements for each rank; return these, and each tensor's parts by rank.
+
+    The cuts are at multiples of `CHUNK` elements of a tensor, so that norms can be taken by parts.
+    """
+    chunks = [0, *itertools.accumulate(-(-size // CHUNK) for size in bucket.sizes)]
+    runs, parts = [], [[slice(0, 0)] * ranks for _ in bucket.sizes]
+    for rank, run_of_chunks in enumerate(cut(chunks[-1], ranks)):
+        start = stop = None
+        for number, (size, first) in enumerate(zip(bucket.sizes, chunks, strict=False)):
+            begin, end = (min(max(edge - first, 0) * CHUNK, size) for edge in (run_of_chunks.start, run_of_chunks.stop))
+            parts[number][rank] = slice(begin, end)
+            if begin < end:
+                start = bucket.parts[number].start + begin if start is None else start
+                stop = bucket.parts[number].start + end
+        runs.append(slice(start or 0, stop or 0))
+    return runs, parts
+
+
+def reduce_shards(
+    rank: int, flat: np.ndarray, runs: Sequence[slice], total: np.ndarray, parts: Sequence[slice],
+    present: np.ndarray, before: Sequence[Former | None], divisor: float,
+) -> Steps:  # fmt: skip
+    """Add up this rank's run of `flat` of all ranks into `total`, on top of `before`; return which gradients there are.
+
+    The arguments are those of `gradient_reducer.reduce_gradients`; `runs` are the elements that each rank keeps.
+    """
+    size = len(runs)
+    table = np.empty((size, len(parts)), bool)
+    yield from all_gather(present, list(table))
+    for window in windows(max(each.stop - each.start for each in runs), flat.itemsize * size):
+        mine = total[window]
+        arrived = [np.empty_like(mine) for _ in range(size)]
+        yield Exchange([flat[each][window] for each in runs], arrived)
+        with np.errstate(all="ignore"):  # infinities and NaNs are results, as in PyTorch
+            add_up(mine, runs[rank].start + window.start, arrived, table, parts, before, divisor)
+    return table.any(0)
+
+
+class ShardReducer(BackwardBuckets):
+    """Replaces the gradients of offloaded parameters by sums over all processes, of which each process keeps a part.
+
+    Parameters
+    ----------
+    residents : Residents
+        They have the parameters, and get the gradients.
+    group : ProcessGroup
+        The processes.
+    named : sequence of (str, Tensor)
+        Parameters that require gradients, and their names.
+    bucket_bytes : int
+        The most bytes that are sent together, but for larger gradients.
+    put_away : callable
+        Moves the gradient of a parameter, whole or a part, to the store.
+    squares : callable, optional
+        Returns the sums of squares of a gradient's part.
+    ended : callable
+        Called when a backward has ended, and all gradients are there.
+    """
+
+    def __init__(
+        self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]],
+        bucket_bytes: int, put_away: Callable[[Tensor, str], None], squares: Callable[[Tensor], np.ndarray] | None,
+        ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        super().__init__("disk_offload", group, named, bucket_bytes)
+        self._residents, self._put_away, self._squares, self._ended = residents, put_away, squares, ended
+        self._runs: dict[int, list[slice]] = {}
+        self.parts: dict[int, list[slice]] = {}  # by the id of a parameter: the elements that each rank keeps
+        for bucket in self._buckets:
+            runs, parts = ranges(bucket, group.size())
+            self._runs[id(bucket)] = runs
+            for place, of_ranks in zip(bucket.places, parts, strict=True):
+                self.parts[id(self._parameters[place])] = of_ranks
+        self._under_way: collections.deque[_UnderWay] = collections.deque()
+
+    def _refuses_more(self, grad: Tensor) -> bool:
+        return True  # it is in parts
+
+    def _keep(self, place: int) -> None:
+        self._put_grad_away(place)
+
+    def _hold(self, bucket: Bucket, place: int) -> None:
+        if bucket.waits_for or bucket is not self._buckets[self._next]:  # it is not sent now
+            self._put_grad_away(place)
+
+    def _put_grad_away(self, place: int) -> None:
+        grad = self._parameters[place].grad
+        if grad is not None:
+            self._put_away(grad, self._names[place])
+
+    def _send(self, bucket: Bucket, number: int) -> None:
+        self._residents.return_changed(with_last=True)
+        group, runs = self.group, self._runs[id(bucket)]
+        own = runs[group.rank()]
+        count, itemsize = own.stop - own.start, bucket.dtype.itemsize
+        alone = self._alone(bucket)
+        whole_bytes = bucket.size * itemsize
+        made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, group.size()))
+        used_bytes = made_bytes + count * itemsize  # with the sum that was there
+        self._finish_all_but(_MOST_UNDER_WAY, max(0, self._residents.store.ram_budget - used_bytes))
+        if alone is not None and alone.storage.offloaded:  # the store counts it
+            made_bytes -= whole_bytes
+        before = self._parts_before(bucket)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._residents.store.room(made_bytes))
+            held = self._fill(bucket, alone)
+            assert bucket.flat is not None
+            total = buffers.empty((count,), bucket.dtype)
+            steps = reduce_shards(
+                group.rank(), bucket.flat, runs, total, bucket.parts, bucket.present, before, self.divisor
+            )
+            self._begin(bucket, number, before, steps)
+            self._under_way.append(_UnderWay(bucket, total, stack.pop_all(), used_bytes, held))
+
+    def _parts_before(self, bucket: Bucket) -> list[Former | None]:
+        """Return this process's parts of the sums that were there before."""
+        before: list[Former | None] = []
+        for place, part in zip(bucket.places, bucket.parts, strict=True):
+            former = self._former(place)
+            own = self.parts[id(self._parameters[place])][self.group.rank()]
+            if isinstance(former, ShardedGradient):
+                before.append(Former(part.start + own.start, former.shard.array))
+            else:
+                before.append(None)
+        return before
+
+    def _is_sent(self, bucket: Bucket, place: int) -> bool:
+        """Return whether a parameter's gradient, if there is one, is of this process alone."""
+        return place not in bucket.waits_for or place in self._local
+
+    def _alone(self, bucket: Bucket) -> Tensor | None:
+        """Return the gradient of a bucket that has no other, and need not be copied."""
+        (place, *others) = bucket.places
+        return self._parameters[place].grad if not others and self._is_sent(bucket, place) else None
+
+    def _fill(self, bucket: Bucket, alone: Tensor | None) -> object:
+        """Move the gradients that this process has into the bucket; return what holds its memory."""
+        held: object = None
+        if alone is not None:
+            array = alone.array
+            bucket.flat = np.ascontiguousarray(array).reshape(-1)
+            bucket.present[0] = True
+            held = (alone, array)  # of which the store counts what it has
+        for place in bucket.places:
+            grad = self._parameters[place].grad
+            if grad is not None and self._is_sent(bucket, place):  # an earlier hook may have taken it
+                if alone is None:
+                    bucket.put(place, grad.array)
+                self._parameters[place].grad = None
+        if bucket.flat is None:
+            bucket.flat = np.zeros(bucket.size, bucket.dtype)
+        return held
+
+    def _words(self, before: Sequence[Former | None]) -> str:
+        if all(former is None for former in before):
+            return "nothing"
+        digest = xxhash.xxh3_64()
+        bucket = self._buckets[self._next]
+        for place in bucket.places:
+            former = self._former(place)
+            digest.update(b"%d," % (former.sums if isinstance(former, ShardedGradient) else 0))
+        return f"earlier gradients {digest.hexdigest()}"
+
+    def _finish(self) -> None:
+        self._finish_all_but(0, 0)
+
+    def _finish_all_but(self, count: int, nbytes: int) -> None:
+        """Wait for the first buckets, until at most so many with so many bytes are under way; keep the results."""
+        while len(self._under_way) > count or sum(sent.nbytes for sent in self._under_way) > nbytes:
+            sent = self._under_way.popleft()
+            bucket, total = sent.bucket, sent.total
+            with sent.room:
+                assert bucket.work is not None
+                bucket.work.wait()
+                bucket.flat = None
+            del sent
+            self._take(bucket, total)
+
+    def _take(self, bucket: Bucket, total: np.ndarray) -> None:
+        rank = self.group.rank()
+        start = self._runs[id(bucket)][rank].start
+        for place, part, is_there in zip(bucket.places, bucket.parts, bucket.found, strict=True):
+            parameter = self._parameters[place]
+            former = self._former(place)
+            if not is_there:
+                parameter.grad = former
+                continue
+            parts = self.parts[id(parameter)]
+            own = parts[rank]
+            begin = part.start + own.start - start
+            values = total[begin : begin + own.stop - own.start]
+            shard = Tensor.wrap(total if values.size == total.size else values)
+            sums = former.sums + 1 if isinstance(former, ShardedGradient) else 1
+            grad = ShardedTensor.of(self.group, parts, shard, tuple(parameter.shape))
+            grad.__class__ = ShardedGradient
+            assert isinstance(grad, ShardedGradient)
+            grad.sums = sums
+            grad.squares = None if self._squares is None else self._squares(shard)
+            parameter.grad = grad
+            self._put_away(shard, self._names[place])
+
+    def _forget(self) -> None:
+        for sent in self._under_way:
+            sent.room.close()
+        self._under_way.clear()
+        super()._forget()
+
+    def _end(self) -> None:
+        super()._end()
+        self._ended()
+
+
+class Gatherer:
+    """Brings the parts of updated parameters from all processes together, while the next ones are updated."""
+
+    def __init__(self, group: ProcessGroup, residents: Residents) -> None:
+        self._group, self._residents = group, residents
+        self._under_way: collections.deque[tuple[Work, np.ndarray]] = collections.deque()  # with the whole array
+
+    def begin(self, name: str, array: np.ndarray, parts: Sequence[slice]) -> None:
+        """Begin to fill an array, of which this process has its part; the caller has begun to change it."""
+        flat = array.reshape(-1)
+        pieces = [flat[part] for part in parts]
+        steps = all_gather(pieces[self._group.rank()], pieces)
+        self._under_way.append((begin(self._group, f"{name} ({flat.size} {flat.dtype})", steps), array))
+
+    def finish(self, but_bytes: int = 0) -> None:
+        """Wait for the first ones, until at most so many bytes are under way."""
+        while self._under_way and sum(array.nbytes for _, array in self._under_way) > but_bytes:
+            work, array = self._under_way.popleft()
+            work.wait()
+            del array
+            self._residents.return_changed()
+
+
+def norms_of(group: ProcessGroup, gradients: Sequence[ShardedGradient]) -> Iterator[np.ndarray]:
+    """Yield the sums of squares of each whole gradient, in the order of its elements; all processes call it."""
+    numbers = [2 if grad.is_complex() else 1 for grad in gradients]  # of an element
+    counts = [
+        [-(-(part.stop - part.start) * each // CHUNK) for part in grad.parts]
+        for grad, each in zip(gradients, numbers, strict=True)
+    ]
+    mine = np.concatenate([grad.squares for grad in gradients if grad.squares is not None])
+    whole = [np.empty(sum(of_rank)) for of_rank in zip(*counts, strict=True)]
+    run(group, f"norms of {len(gradients)} gradients", all_gather(mine, whole))
+    starts = [0] * group.size()
+    for of_ranks in counts:
+        yield np.concatenate(
+            [sums[start : start + count] for sums, start, count in zip(whole, starts, of_ranks, strict=True)]
+        )
+        starts = [start + count for start, count in zip(starts, of_ranks, strict=True)]
