@@ -26,6 +26,14 @@ def test_training_by_several_processes_has_the_bits_of_one(processes):
     assert len(re.findall("has the same bits", ran.output)) == processes
 
 
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_offloaded_training_by_several_processes_has_the_bits_of_one(processes, tmp_path):
+    ran = launch(processes, "sharded_offload.py", tmp_path)
+    assert ran.status == 0, ran.errors
+    assert len(re.findall("the bits of one process", ran.output)) == processes
+    assert not list(tmp_path.glob("rank*/*"))
+
+
 @pytest.mark.parametrize(
     "fault, told",
     [

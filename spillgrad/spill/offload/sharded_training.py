@@ -228,7 +228,9 @@ class ShardedTraining(OffloadedTraining):
         parts = self.reducer.parts.get(id(param))
         state: dict[str, Any] = optimizer.state.get(param, {})
         for key, value in state.items():
-            if not isinstance(value, Tensor) or isinstance(value, ShardedTensor) or parts is None or not value.ndim:
+            if not isinstance(value, Tensor) or isinstance(value, ShardedTensor) or parts is None:
+                continue
+            if param.ndim and not value.ndim:  # a number
                 continue
             shard = value
             if value.shape == param.shape and not value.storage.offloaded:  # it was loaded

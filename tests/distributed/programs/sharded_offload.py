@@ -1,6 +1,8 @@
 """Offloaded training by several processes, compared bit for bit with one that runs the batches of all in RAM."""
 
 import contextlib
+import errno
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -11,17 +13,18 @@ import spillgrad as sg
 import spillgrad.distributed as dist
 from spillgrad import nn
 from spillgrad.distributed.sharded_tensor import ShardedTensor
-from spillgrad.errors import ArgumentError, GraphError, UnsupportedError
+from spillgrad.errors import ArgumentError, CheckpointError, DistributedError, GraphError, UnsupportedError
+from spillgrad.files import safetensors_io
 from spillgrad.generator import GeneratorState
 
 dist.init_process_group("mpi")
 rank, size = dist.get_rank(), dist.get_world_size()
-STEPS, BATCHES = 4, 12
+STEPS, BATCHES = 3, 8
 F = nn.functional
 
 
 class Net(nn.Module):
-    """Tied weights, dropout, a layer that some batches skip, one that all skip, a frozen one, a scale of no dimension."""
+    """Tied weights, dropout, a layer that some batches skip, one that all skip, a frozen one, a number as parameter."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +61,7 @@ OPTIMIZERS = {
 
 
 def as_bytes(model, optimizer):
-    """Return the bytes of parameters and of the optimizer's state."""
+    """Return the bytes of parameters and of the optimizer's state; all processes that share these call it."""
     found = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
         for key, value in state.items():
@@ -111,6 +114,10 @@ def require_same(found, wanted):
     assert not differing, differing
 
 
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 folder = Path(tempfile.mkdtemp(prefix=f"rank{rank}-", dir=sys.argv[1]))
 for kind, autocast, max_norm in (("adamw", False, 0.5), ("adamw", True, None), ("sgd", False, None)):
     wanted = one_process(kind, autocast, max_norm)
@@ -120,4 +127,103 @@ for kind, autocast, max_norm in (("adamw", False, 0.5), ("adamw", True, None), (
     stats = offload.stats()
     assert stats.peak_ram_bytes <= 300 << 10, stats.peak_ram_bytes
     assert stats.read_bytes > 0
-print(f"rank {rank} of {size}: all right")
+
+# All save, the first one writes, and any number of processes goes on from it.
+saved = Path(sys.argv[1]) / "checkpoint"
+version = sg.save_checkpoint(saved, offload.model, offload.optimizer, step=STEPS)
+assert version.is_dir()
+sg.manual_seed(7)
+again = offloaded("sgd", False, None, folder, seed=7)
+sg.load_checkpoint(saved, again.model, again.optimizer)
+require_same(as_bytes(again.model, again.optimizer), wanted)
+train(again, False, steps=[STEPS])
+train(offload, False, steps=[STEPS])
+require_same(as_bytes(again.model, again.optimizer), as_bytes(offload.model, offload.optimizer))
+alone = Net()
+optimizer = OPTIMIZERS["sgd"]([p for p in alone.parameters() if p.requires_grad])
+sg.load_checkpoint(saved, alone, optimizer)
+require_same(as_bytes(alone, optimizer), wanted)
+
+# A checkpoint that cannot be written is an error in all processes, and what was there stays.
+if rank == 0:
+    kept, safetensors_io.write = safetensors_io.write, no_room
+try:
+    sg.save_checkpoint(saved, again.model, again.optimizer, step=9)
+    raise AssertionError("it is saved")
+except CheckpointError as error:
+    assert "No space left on device" in str(error), error
+if rank == 0:
+    safetensors_io.write = kept
+assert sg.load_checkpoint(saved)["step"] == STEPS
+
+# Updates at the end of each backward, and sums that each process makes first.
+offload = sg.disk_offload(
+    nn.Linear(300, 70), lambda params: sg.optim.AdamW(params, lr=0.1), folder, ram_budget="1MiB", step_in_backward=True
+)
+single = nn.Linear(300, 70)
+single.load_state_dict(offload.model.state_dict())
+optimizer = sg.optim.AdamW(single.parameters(), lr=0.1)
+for step in range(2):
+    inputs = [sg.tensor(np.random.default_rng(number).normal(size=(4, 300)).astype("f")) for number in range(size)]
+    offload.model(inputs[rank]).square().mean().backward()
+    assert offload.model.weight.grad is None
+    for x in inputs:
+        gradients = sg.autograd.grad(single(x).square().mean(), list(single.parameters()))
+        for parameter, gradient in zip(single.parameters(), gradients, strict=True):
+            gradient = gradient / size
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    optimizer.step()
+    optimizer.zero_grad()
+    assert offload.model.weight.numpy().tobytes() == single.weight.numpy().tobytes(), step
+del offload
+
+offload = sg.disk_offload(nn.Linear(300, 70), sg.optim.AdamW, folder, ram_budget="1MiB")
+x = sg.ones(4, 300)
+with offload.no_sync():
+    offload.model(x * rank).sum().backward()
+assert offload.model.weight.grad.shape == (70, 300)
+try:
+    offload.optimizer.step()
+    raise AssertionError("it updates by what this process has alone")
+except GraphError as error:
+    assert "outside no_sync()" in str(error)
+offload.model(x).sum().backward()
+total = sum(4 * (other + 1) for other in range(size)) / size
+assert isinstance(offload.model.weight.grad, ShardedTensor)
+assert (offload.model.weight.grad.full_tensor().numpy() == np.float32(total)).all()
+for act, told in (
+    (lambda: nn.utils.clip_grad_norm_(offload.model.parameters(), 1.0), "is in"),
+    (lambda: offload.model.weight.grad + 1, "is in"),
+):
+    try:
+        act()
+        raise AssertionError("it computes with a part of a gradient")
+    except GraphError as error:
+        assert told in str(error), error
+with offload.no_sync():
+    try:
+        offload.model(x).sum().backward()
+        raise AssertionError("it adds to a sum over all processes")
+    except GraphError as error:
+        assert "has a sum over all processes, to which no_sync()" in str(error)
+offload.optimizer.zero_grad()
+assert offload.model.weight.grad is None
+
+for make, error, told in (
+    (
+        lambda: sg.disk_offload(nn.Linear(2, 2), sg.optim.Adafactor, folder, ram_budget="1MiB"),
+        UnsupportedError,
+        "Adafactor",
+    ),
+    (lambda: sg.disk_offload(nn.Linear(2, 2), None, folder, ram_budget="1MiB", shard="al"), ArgumentError, "'state'"),
+    (lambda: sg.disk_offload(nn.Linear(2, 2 + rank), None, folder, ram_budget="1MiB"), DistributedError, "different"),
+):
+    try:
+        make()
+        raise AssertionError(f"{told}: it is not refused")
+    except error as raised:
+        assert told in str(raised), raised
+offload = sg.disk_offload(nn.Linear(2, 2), None, folder, ram_budget="1MiB", shard=None)  # alone
+if rank == 0:
+    offload.model(sg.ones(1, 2)).sum().backward()
+print(f"rank {rank} of {size}: the bits of one process", flush=True)
