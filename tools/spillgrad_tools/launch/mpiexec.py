@@ -1,0 +1,112 @@
+"""Run mpiexec, pass on what it prints, and stop what it has started when this process is asked to stop."""
+
+import contextlib
+import dataclasses
+import io
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any, BinaryIO
+
+from spillgrad_tools.launch.banners import OURS, without_banners
+from spillgrad_tools.launch.placement import Lost
+from spillgrad_tools.launch.process import end_with_parent
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How the processes have ended: mpiexec's exit status, and the processes that were lost."""
+
+    status: int
+    lost: Sequence[Lost]
+    was_interrupted: bool
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether processes, or mpiexec itself, were lost; otherwise a program has ended by its own fault."""
+        return bool(self.lost) or self.status < 0
+
+
+class Mpiexec:
+    """Context manager for runs of mpiexec, one after the other, which the signals of this process reach in this way.
+
+    Ctrl-C and SIGTERM become SIGUSR1, which both MPIs pass on to the programs: those save, and end. What mpiexec itself
+    does at Ctrl-C is too short for that, so it has a session of its own, which the terminal's Ctrl-C does not reach. A
+    second signal ends all at once. When this process is killed, mpiexec is, too, and then the programs.
+    """
+
+    def __init__(self) -> None:
+        self._started: subprocess.Popen[bytes] | None = None
+        self._signals = 0
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> "Mpiexec":
+        self._former = {number: signal.signal(number, self._stop) for number in _STOPS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], captures_output: bool) -> Ending:
+        """Run mpiexec to its end. With `captures_output`, its banners come with the programs' output."""
+        lost: list[Lost] = []
+        told: list[str] = []
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE if captures_output else None, stderr=subprocess.PIPE,
+            start_new_session=True, preexec_fn=end_with_parent,
+        ) as started:  # fmt: skip
+            self._started = started
+            if self._signals:  # one came while none ran
+                started.kill()
+            copies = contextlib.ExitStack()
+            if started.stdout is not None:
+                copies.enter_context(_copying(started.stdout, sys.stdout, lost, told))
+            assert started.stderr is not None
+            with copies:
+                _copy(started.stderr, sys.stderr, lost, told)
+        self._started = None
+        if started.returncode and not told and not self._signals:
+            words = "and said nothing; probably one was killed, for want of memory or from outside"
+            print(f"{OURS}the processes ended with status {started.returncode}, {words}", file=sys.stderr, flush=True)
+        return Ending(started.returncode, lost, was_interrupted=self._signals > 0)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._started is not None:
+            self._started.send_signal(signal.SIGUSR1 if self._signals == 1 else signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _copying(source: BinaryIO, target: io.TextIOBase, lost: list[Lost], told: list[str]) -> Any:
+    """Context manager: copy in a thread, to the end."""
+    thread = threading.Thread(target=_copy, args=(source, target, lost, told), name="spillgrad-launch")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _copy(source: BinaryIO, target: Any, lost: list[Lost], told: list[str]) -> None:
+    """Copy lines without banners, and note what has told something of the end; what replaces banners goes to stderr.
+
+    Lines end as they do: a progress bar returns to its beginning.
+    """
+    lines = io.TextIOWrapper(source, "utf-8", "surrogateescape", newline="")
+    for line in without_banners(lines, lost):
+        is_ours = line.startswith(OURS)
+        stream = sys.stderr if is_ours else target
+        if stream is sys.stderr:
+            told.append(line)
+        try:
+            stream.buffer.write(line.encode("utf-8", "surrogateescape"))
+            stream.flush()
+        except BrokenPipeError:  # nobody reads: mpiexec learns it when it writes
+            lines.close()
+            return
