@@ -1,5 +1,6 @@
 """Shorten what MPI's launchers print, in many lines, when a process has failed, which has mostly said why in one."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 
@@ -30,37 +31,35 @@ _CLOSED = re.compile(r"\[[^]]*\] \*\*\* An error occurred in Socket closed")
 _STARS = re.compile(r"\[[^]]*\] \*\*\*")
 
 
-def without_banners(lines: Iterable[str], lost: list[Lost] | None = None) -> Iterator[str]:
-    """Yield lines, and one line in place of each banner that tells what no process has told.
+@dataclasses.dataclass
+class Seen:
+    """What lines have told: processes that were lost, and those of whom it is only known that others miss them.
 
-    The processes that were lost, as far as the lines tell, are added to `lost`.
+    A process whose program has failed is missed, too, by those that do not know it yet.
     """
-    lost = [] if lost is None else lost
-    disconnected: list[str] = []
-    has_told = False
-    for line in _shortened_banners(lines, lost, disconnected):
-        yield line
-        has_told = has_told or bool(line.strip())
-    if not has_told:
-        for host in disconnected[:1]:
-            lost.append(Lost(host=host))
-            yield f"{OURS}a process on {host} was lost; probably it was killed\n"
+
+    lost: list[Lost] = dataclasses.field(default_factory=list)
+    missed: list[Lost] = dataclasses.field(default_factory=list)
 
 
-def _shortened_banners(lines: Iterable[str], lost: list[Lost], disconnected: list[str]) -> Iterator[str]:
+def without_banners(lines: Iterable[str], seen: Seen | None = None) -> Iterator[str]:
+    """Yield lines, and one line in place of each banner that tells what no process has told; note what is `seen`."""
+    seen = Seen() if seen is None else seen
     block: list[str] = []
     is_closed = False
     ended: tuple[str, str] | None = None  # the host and the status in MPICH's banner, until the line below it has come
     for line in (line.replace("\0", "") for line in lines):  # which ends Open MPI's banner
+        if _CLOSED.match(line):
+            seen.missed.append(Lost())
         is_closed = bool(_CLOSED.match(line) or (is_closed and _STARS.match(line)))
         if is_closed:
             continue
         if gone := _GONE.match(line):
-            lost.append(Lost(int(gone["rank"]), gone["host"], with_host=True))
+            seen.lost.append(Lost(int(gone["rank"]), gone["host"], with_host=True))
         is_rule = _RULE.fullmatch(line) is not None
         if not block:
             if ended and line.startswith(_EXIT_STRING):
-                yield from _ended(*ended, _SIGNAL.match(line), lost)
+                yield from _ended(*ended, _SIGNAL.match(line), seen)
                 ended = None
             elif is_rule:
                 block = [line]
@@ -79,30 +78,30 @@ def _shortened_banners(lines: Iterable[str], lost: list[Lost], disconnected: lis
                 if found := _ENDED.search(banner):
                     ended = found["host"], found["code"]
                 else:
-                    yield from _shortened(banner, lost, disconnected)
+                    yield from _shortened(banner, seen)
     if ended:
-        yield from _ended(*ended, None, lost)
+        yield from _ended(*ended, None, seen)
     yield from block
 
 
-def _ended(host: str, status: str, killed: re.Match[str] | None, lost: list[Lost]) -> Iterator[str]:
+def _ended(host: str, status: str, killed: re.Match[str] | None, seen: Seen) -> Iterator[str]:
     """Yield the line for MPICH's banner: a process was ended by a signal, or has ended with a status."""
     if killed:
-        lost.append(Lost(host=host))
+        seen.lost.append(Lost(host=host))
         yield f"{OURS}a process on {host} was ended by signal {killed['signal']}\n"
     elif status != "1":  # that of a process which has said why
         yield f"{OURS}a process on {host} ended with status {status}\n"
 
 
-def _shortened(banner: str, lost: list[Lost], disconnected: list[str]) -> Iterator[str]:
+def _shortened(banner: str, seen: Seen) -> Iterator[str]:
     killed, host, gone = _KILLED.search(banner), _HOST_LOST.search(banner), _LOST.search(banner)
     if gone:  # its process may have said why
-        disconnected.append(gone["host"])
+        seen.missed.append(Lost(host=gone["host"]))
     elif killed:
-        lost.append(Lost(int(killed["rank"]), killed["host"]))
+        seen.lost.append(Lost(int(killed["rank"]), killed["host"]))
         yield f"{OURS}rank {killed['rank']} on {killed['host']} was ended by signal {killed['signal']}\n"
     elif host:
-        lost.append(Lost(host=host["host"], with_host=True))
+        seen.lost.append(Lost(host=host["host"], with_host=True))
         yield f"{OURS}{host['host']} cannot be reached any more\n"
     elif not _KNOWN.search(banner):
         yield banner

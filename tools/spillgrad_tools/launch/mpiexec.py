@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import IO, Any
 
-from spillgrad_tools.launch.banners import OURS, without_banners
+from spillgrad_tools.launch.banners import OURS, Seen, without_banners
 from spillgrad_tools.launch.placement import Lost
 from spillgrad_tools.launch.process import end_with_parent
 
+# The status of a program that has failed and said why: it ends the others itself.
+_FAILED = 1
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -55,7 +57,7 @@ class Mpiexec:
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], captures_output: bool) -> Ending:
         """Run mpiexec to its end. With `captures_output`, its banners come with the programs' output."""
-        lost: list[Lost] = []
+        seen = Seen()
         told: list[str] = []
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE if captures_output else None, stderr=subprocess.PIPE,
@@ -66,15 +68,24 @@ class Mpiexec:
                 started.kill()
             copies = contextlib.ExitStack()
             if started.stdout is not None:
-                copies.enter_context(_copying(started.stdout, sys.stdout, lost, told))
+                copies.enter_context(_copying(started.stdout, sys.stdout, seen, told))
             assert started.stderr is not None
             with copies:
-                _copy(started.stderr, sys.stderr, lost, told)
+                _copy(started.stderr, sys.stderr, seen, told)
         self._started = None
-        if started.returncode and not told and not self._signals:
+        return self._ending(started.returncode, seen, bool(told))
+
+    def _ending(self, status: int, seen: Seen, has_told: bool) -> Ending:
+        lost = list({each.rank: each for each in reversed(seen.lost)}.values())  # of a rank, what was said first
+        if self._signals or status == 0:
+            return Ending(status, lost, was_interrupted=self._signals > 0)
+        if not lost and seen.missed and status != _FAILED:
+            lost = [max(seen.missed, key=lambda each: each.host or "")]
+            _say(f"a process{f' on {lost[0].host}' if lost[0].host else ''} was lost; probably it was killed")
+        elif not has_told:
             words = "and said nothing; probably one was killed, for want of memory or from outside"
-            print(f"{OURS}the processes ended with status {started.returncode}, {words}", file=sys.stderr, flush=True)
-        return Ending(started.returncode, lost, was_interrupted=self._signals > 0)
+            _say(f"the processes ended with status {status}, {words}")
+        return Ending(status, lost, was_interrupted=False)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -83,9 +94,9 @@ class Mpiexec:
 
 
 @contextlib.contextmanager
-def _copying(source: BinaryIO, target: io.TextIOBase, lost: list[Lost], told: list[str]) -> Any:
+def _copying(source: IO[bytes], target: Any, seen: Seen, told: list[str]) -> Iterator[None]:
     """Context manager: copy in a thread, to the end."""
-    thread = threading.Thread(target=_copy, args=(source, target, lost, told), name="spillgrad-launch")
+    thread = threading.Thread(target=_copy, args=(source, target, seen, told), name="spillgrad-launch")
     thread.start()
     try:
         yield
@@ -93,13 +104,13 @@ def _copying(source: BinaryIO, target: io.TextIOBase, lost: list[Lost], told: li
         thread.join()
 
 
-def _copy(source: BinaryIO, target: Any, lost: list[Lost], told: list[str]) -> None:
+def _copy(source: IO[bytes], target: Any, seen: Seen, told: list[str]) -> None:
     """Copy lines without banners, and note what has told something of the end; what replaces banners goes to stderr.
 
     Lines end as they do: a progress bar returns to its beginning.
     """
     lines = io.TextIOWrapper(source, "utf-8", "surrogateescape", newline="")
-    for line in without_banners(lines, lost):
+    for line in without_banners(lines, seen):
         is_ours = line.startswith(OURS)
         stream = sys.stderr if is_ours else target
         if stream is sys.stderr:
@@ -110,3 +121,7 @@ def _copy(source: BinaryIO, target: Any, lost: list[Lost], told: list[str]) -> N
         except BrokenPipeError:  # nobody reads: mpiexec learns it when it writes
             lines.close()
             return
+
+
+def _say(told: str) -> None:
+    print(f"{OURS}{told}", file=sys.stderr, flush=True)
