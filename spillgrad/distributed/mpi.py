@@ -193,7 +193,7 @@ class MpiWorld:
             return
         world = self._groups[0]
         if world.failure is None:
-            self._have_done(lambda: self._tell(Kind.LEFT))
+            self._have_done(self._say_farewell)
             last = world.begin("the end of the program", "", collective_steps.barrier(), is_quiet=True)
             self.wake()
             with contextlib.suppress(DistributedError):  # others failed, and say so
@@ -281,6 +281,11 @@ class MpiWorld:
                 group.require_present(peers.left)
         _, did = max((group.last for group in self._groups), default=(0.0, ""))
         self._send_letters(peers.letters(now_s, did))
+
+    def _say_farewell(self) -> None:
+        for group in list(self._groups):  # headers of what was begun go first: MPI keeps the order
+            group.advance()
+        self._tell(Kind.LEFT)
 
     def _tell(self, kind: Kind, text: str = "") -> None:
         self._send_letters(self._peers.to_all(kind, text))

@@ -18,7 +18,7 @@ from tests.distributed.launcher import launch, launched, needs_mpi, ranks, start
 
 pytestmark = needs_mpi
 # Many short steps: a signal comes in the middle of them.
-TRAIN = ["train", "--model", "tiny", "--steps", "100", "--batch", "1", "--context", "32", "--accumulate", "3"]
+TRAIN = ["train", "--model", "tiny", "--steps", "60", "--batch", "1", "--context", "32", "--accumulate", "3"]
 TRAIN += ["--save-every", "4", "--ram-budget", "1MiB"]
 
 
@@ -41,28 +41,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "fault, told",
+    "processes, fault, told",
     [
-        ("recv", r"message 0 from rank 1 to 0 of float32 .*, ends.py:\d+: rank 1 on \S+ has ended without it; call"),
-        ("subgroup", r"all_reduce of float32 .* SUM, ends.py:\d+: rank 1 on \S+ has ended without it; call the same"),
-        ("part", r"all_to_all_single: rank 0 sends 2 elements to rank 1, which wants 1; give both the same sizes"),
+        (2, "recv", r"message 0 from rank 1 to 0 of float32 .*, ends.py:\d+: rank 1 on \S+ has ended without it; call"),
+        (
+            2,
+            "subgroup",
+            r"all_reduce of float32 .* SUM, ends.py:\d+: rank 1 on \S+ has ended without it; call the same",
+        ),
+        (3, "part", r"all_to_all_single: rank 0 sends 2 elements to rank 1, which wants 1; give both the same sizes"),
     ],
 )
-def test_who_waits_for_a_rank_that_has_ended_or_failed_learns_it_in_seconds(fault: str, told: str):
-    ran = launch(3, "ends.py", fault, timeout_s=120)
+def test_who_waits_for_a_rank_that_has_ended_or_failed_learns_it_in_seconds(processes: int, fault: str, told: str):
+    ran = launch(processes, "ends.py", fault, timeout_s=120)
     assert ran.status != 0
     assert re.search(told, ran.errors), ran.errors
     assert "rank 0 went on" not in ran.output
 
 
 def test_what_a_rank_has_sent_arrives_although_its_program_has_ended():
-    ran = launch(3, "ends.py", "sent", timeout_s=120)
+    ran = launch(2, "ends.py", "sent", timeout_s=120)
     assert ran.status == 0, ran.errors
-    assert ran.output.count("went on") == 3
+    assert ran.output.count("went on") == 2
 
 
 def test_a_rank_that_stands_still_is_named_in_one_line_and_ends_all():
-    ran = launch(3, "ends.py", "stopped", timeout_s=120, SPILLGRAD_GONE_AFTER_S="3")
+    ran = launch(2, "ends.py", "stopped", timeout_s=120, SPILLGRAD_GONE_AFTER_S="3")
     assert ran.status != 0
     told = r"spillgrad: rank 1 on \S+ is gone: it was silent for \d+ s; its last collective was all_reduce of .*py:\d+"
     assert re.fullmatch(told, ran.errors.strip()), ran.errors
@@ -108,16 +112,14 @@ def test_other_programs_start_again_with_the_same_words_and_learn_which_start_it
         "import spillgrad.distributed as dist\n"
         "dist.init_process_group('mpi')\n"
         "dist.barrier()\n"
-        "if start < '2' and dist.get_rank() == 0:\n"
+        "if start == '0' and dist.get_rank() == 0:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "dist.barrier()\n"
     )
-    with started(launched(3, program, "--word", options=["--max-restarts", 2])) as running:
+    with started(launched(2, program, "--word", options=["--max-restarts", 1])) as running:
         output, errors = running.communicate(timeout=240)
     assert running.returncode == 0, errors
-    assert sorted(output.splitlines()) == ["start 0 of 3 --word"] * 3 + ["start 1 of 2 --word"] * 2 + [
-        "start 2 of 1 --word"
-    ]
+    assert sorted(output.splitlines()) == ["start 0 of 2 --word"] * 2 + ["start 1 of 1 --word"]
 
 
 def test_ctrl_c_saves_at_the_same_step_and_resume_goes_on(undisturbed, tmp_path: Path):
@@ -129,9 +131,9 @@ def test_ctrl_c_saves_at_the_same_step_and_resume_goes_on(undisturbed, tmp_path:
     assert running.returncode == 130, errors
     assert errors == ""
     step = re.search(r"stopped after step (\d+); go on with", output)
-    assert step and f"step {step[1]}/100  checkpoint saved" in output, output
+    assert step and f"step {step[1]}/60  checkpoint saved" in output, output
     assert not list(out.glob("run-*"))
-    ran = launch(3, "--", "train", "--resume", out)
+    ran = launch(1, "--", "train", "--resume", out)
     assert ran.status == 0, ran.errors
     assert saved(out) == undisturbed
 

@@ -1,4 +1,4 @@
-"""Programs of three processes, of which one ends, stops or fails: the first argument says which."""
+"""Programs of two or three processes, of which one ends, stops or fails: the first argument says which."""
 
 import os
 import signal

@@ -26,7 +26,7 @@ def run(options: LaunchOptions) -> bool:
     While processes are lost, start again without them, as often as the options say.
     """
     program_of(options.words)  # a mistake is said before anything starts
-    program = Program(options.words)
+    program = Program(options.words, starts_again=options.max_restarts > 0)
     path = _mpiexec()
     version = _version(path)
     placement = Placement.of(options.processes, options.hosts)

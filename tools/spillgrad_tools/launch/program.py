@@ -34,10 +34,10 @@ class Program:
     A training that names no folder gets a new one in runs/, as it would take itself.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], starts_again: bool = True) -> None:
         self._words = list(words)
         self._out: Path | None = None
-        if words[0] == "train":
+        if starts_again and words[0] == "train":
             named = dict(_options(words))
             if not named:
                 numbers = (Path("runs") / str(number) for number in itertools.count(1))
