@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spillgrad.files import checkpoint_directory
 from spillgrad_tools.launch.command import _mpiexec, _version, mpiexec_words
 from spillgrad_tools.launch.placement import Placement
 from tests.distributed.launcher import launch, launched, needs_mpi, ranks, started, wait_until
@@ -73,12 +74,6 @@ def test_a_rank_that_stands_still_is_named_in_one_line_and_ends_all():
     assert "went on" not in ran.output
 
 
-def test_a_time_of_silence_that_is_none_is_a_mistake():
-    ran = launch(2, "ends.py", "sent", timeout_s=120, SPILLGRAD_GONE_AFTER_S="soon")
-    assert ran.status != 0
-    assert "SPILLGRAD_GONE_AFTER_S: got 'soon'; give seconds, such as 60, or inf for no limit" in ran.errors
-
-
 def test_a_killed_rank_is_left_behind_and_the_weights_are_those_of_the_undisturbed_run(undisturbed, tmp_path: Path):
     out = tmp_path / "out"
     with started(launched(3, "--", *TRAIN, "--out", out, options=["--max-restarts", 3])) as running:
@@ -119,7 +114,8 @@ def test_other_programs_start_again_with_the_same_words_and_learn_which_start_it
     with started(launched(2, program, "--word", options=["--max-restarts", 1])) as running:
         output, errors = running.communicate(timeout=240)
     assert running.returncode == 0, errors
-    assert sorted(output.splitlines()) == ["start 0 of 2 --word"] * 2 + ["start 1 of 1 --word"]
+    lines = sorted(line for line in output.splitlines() if line)  # MPICH adds an empty one
+    assert lines == ["start 0 of 2 --word"] * 2 + ["start 1 of 1 --word"]
 
 
 def test_ctrl_c_saves_at_the_same_step_and_resume_goes_on(undisturbed, tmp_path: Path):
@@ -176,5 +172,6 @@ def test_ctrl_c_under_mpiexec_alone_ends_all_and_the_last_checkpoint_is_whole(tm
         assert time.monotonic() - began_s < 20
     assert running.returncode != 0
     assert "Traceback" not in output + errors
-    ran = launch(1, "--", "train", "--resume", out)
-    assert ran.status == 0, ran.errors
+    current, state = checkpoint_directory.open_current(out)
+    for name in state["checksums"]:
+        checkpoint_directory.verify(current, name, state["checksums"])

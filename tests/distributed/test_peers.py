@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from spillgrad.distributed import collective_steps, protocol
+from spillgrad.distributed.mpi import _gone_after_s
 from spillgrad.distributed.peers import Departed, Kind, Peers
-from spillgrad.errors import DistributedError
+from spillgrad.errors import ArgumentError, DistributedError
 from tests.distributed.network import Wire, protocols, run
 
 
@@ -70,6 +71,14 @@ def test_no_limit_is_no_limit():
     ring.look(10.0)
     ring.now_s += 0.9
     ring.look(1000.0, without=(1,))
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "0", "nan", ""])
+def test_a_limit_that_is_no_time_is_a_mistake(given: str):
+    with pytest.raises(
+        ArgumentError, match=rf"SPILLGRAD_GONE_AFTER_S: got '{given}'; give seconds, such as 60, or inf"
+    ):
+        _gone_after_s({"SPILLGRAD_GONE_AFTER_S": given})
 
 
 def test_a_rank_alone_sends_nothing():

@@ -13,7 +13,8 @@ _RULE = re.compile(r"(-{60,}|={60,})\s*")
 _FIRST = re.compile(r"MPI_ABORT was invoked|prterun |PRTE has lost|An MPI communication peer|=   BAD TERMINATION")
 _EXIT_STRING = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING:"
 _BELOW = (_EXIT_STRING, "This typically refers to a problem", "Please see the FAQ page")
-_BY_US = "application called MPI_Abort"
+# Lines that say nothing new: of our own end, and that more processes have printed the same.
+_ASIDE = re.compile(r"application called MPI_Abort|^\d+ more process(es)? ha(s|ve) sent help message")
 # They follow a process's own error, or its exit status.
 _KNOWN = re.compile(r"MPI_ABORT was invoked|has exited due to process|exited with non-zero status")
 # These are all that is said of a process that was killed.
@@ -63,7 +64,7 @@ def without_banners(lines: Iterable[str], seen: Seen | None = None) -> Iterator[
                 ended = None
             elif is_rule:
                 block = [line]
-            elif not line.startswith(_BELOW) and _BY_US not in line:
+            elif not line.startswith(_BELOW) and not _ASIDE.search(line):
                 yield line
         elif len(block) == 1 and not _FIRST.match(line):  # the program's own rule
             yield block[0]

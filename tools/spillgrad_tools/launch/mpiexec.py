@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import IO, Any
+
+import psutil
 
 from spillgrad_tools.launch.banners import OURS, Seen, without_banners
 from spillgrad_tools.launch.placement import Lost
@@ -17,6 +19,10 @@ from spillgrad_tools.launch.process import end_with_parent
 
 # The status of a program that has failed and said why: it ends the others itself.
 _FAILED = 1
+# How long mpiexec may take to end when a process is known to be lost, and how often this is looked at. Open MPI's waits
+# for a machine that does not answer.
+_ENDS_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.5
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -65,13 +71,14 @@ class Mpiexec:
         ) as started:  # fmt: skip
             self._started = started
             if self._signals:  # one came while none ran
-                started.kill()
-            copies = contextlib.ExitStack()
-            if started.stdout is not None:
-                copies.enter_context(_copying(started.stdout, sys.stdout, seen, told))
+                _kill(started)
             assert started.stderr is not None
-            with copies:
+            with contextlib.ExitStack() as copies:
+                copies.enter_context(_ended_after_losses(started, seen))
+                if started.stdout is not None:
+                    copies.enter_context(_running(_copy, started.stdout, sys.stdout, seen, told))
                 _copy(started.stderr, sys.stderr, seen, told)
+                started.wait()
         self._started = None
         return self._ending(started.returncode, seen, bool(told))
 
@@ -90,13 +97,43 @@ class Mpiexec:
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         if self._started is not None:
-            self._started.send_signal(signal.SIGUSR1 if self._signals == 1 else signal.SIGKILL)
+            if self._signals == 1:
+                self._started.send_signal(signal.SIGUSR1)
+            else:
+                _kill(self._started)
+
+
+def _kill(started: "subprocess.Popen[bytes]") -> None:
+    """Kill mpiexec and what it has started on this machine, which holds the ends of the pipes, too."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+        for process in (mpiexec := psutil.Process(started.pid), *mpiexec.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 @contextlib.contextmanager
-def _copying(source: IO[bytes], target: Any, seen: Seen, told: list[str]) -> Iterator[None]:
-    """Context manager: copy in a thread, to the end."""
-    thread = threading.Thread(target=_copy, args=(source, target, seen, told), name="spillgrad-launch")
+def _ended_after_losses(started: "subprocess.Popen[bytes]", seen: Seen) -> Iterator[None]:
+    """Context manager: kill mpiexec if it goes on although a process is known to be lost."""
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        while not has_ended.wait(_LOOK_EVERY_S):
+            is_known = bool(seen.lost or seen.missed)
+            if is_known and not has_ended.wait(_ENDS_WITHIN_S) and started.poll() is None:
+                _kill(started)
+                return
+
+    with _running(watch):
+        try:
+            yield
+        finally:
+            has_ended.set()
+
+
+@contextlib.contextmanager
+def _running(work: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Context manager: do some work in a thread meanwhile, and wait for its end."""
+    thread = threading.Thread(target=work, args=arguments, name="spillgrad-launch")
     thread.start()
     try:
         yield
