@@ -71,9 +71,10 @@ class Peers:
             self._heard_s += stood_still_s
         silent_s = now_s - self._heard_s
         if silent_s > self._gone_after_s:
-            last = f"its last collective was {self._watched_did}" if self._watched_did else "it called no collective"
+            last = self._watched_did or "none"  # of its last sign of life
             raise Departed(
-                f"rank {self._watched} on {self._watched_host} is gone: it was silent for {silent_s:.0f} s; {last}"
+                f"rank {self._watched} on {self._watched_host} is gone: it was silent for {silent_s:.0f} s; "
+                f"its last known collective: {last}"
             )
         if now_s - self._signed_s < self._sign_every_s:
             return ()

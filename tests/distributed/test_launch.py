@@ -158,7 +158,7 @@ def test_mpichs_banner_is_shortened():
         (f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-a-7@0,0] on node a\n"
          f"  Remote daemon: [prterun-a-7@0,1] on node b\n\nThis is usually due to a failure.\n{RULE}",
          [Lost(None, "b", with_host=True)]),
-        ("spillgrad: rank 3 on b is gone: it was silent for 61 s; it called no collective\n",
+        ("spillgrad: rank 3 on b is gone: it was silent for 61 s; its last known collective: none\n",
          [Lost(3, "b", with_host=True)]),
         (f"{RULE}An MPI communication peer process has unexpectedly disconnected.\n\n  Peer host:  b\n{RULE}",
          [("missed", "b")]),

@@ -44,7 +44,7 @@ def test_one_rank_says_that_its_neighbour_is_gone(size: int, lost: tuple[int, ..
     ring = Ring(size)
     ring.look(7.0)
     ring.look(58.0, without=lost)
-    told = rf"rank {lost[0]} on host{lost[0]} is gone: it was silent for 6\d s; its last collective was step 5"
+    told = rf"rank {lost[0]} on host{lost[0]} is gone: it was silent for 6\d s; its last known collective: step 5"
     with pytest.raises(Departed, match=told):
         ring.look(4.0, without=lost)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import spillgrad as sg
 import spillgrad.distributed as dist
@@ -31,6 +32,7 @@ elif fault == "sent":  # what a process has begun arrives, although its program 
         dist.recv(x, 1)
 elif fault == "stopped":
     if rank == 1:
+        time.sleep(2)  # its next sign of life tells of the collective
         os.kill(os.getpid(), signal.SIGSTOP)
     dist.all_reduce(x)
 elif fault == "interrupted":
