@@ -7,21 +7,24 @@ looks again and again, and sleeps in between.
 import atexit
 import collections
 import contextlib
+import faulthandler
 import importlib
 import os
 import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from spillgrad.bell import Bell
 from spillgrad.distributed import collective_steps
+from spillgrad.distributed.peers import GONE_AFTER_S, LETTER, Departed, Kind, Peers
 from spillgrad.distributed.protocol import GroupProtocol
-from spillgrad.errors import DistributedError
+from spillgrad.errors import ArgumentError, DistributedError
 
 # Open MPI 5.0 is reported to lose messages in shared memory now and then, and to lose none by TCP, also within a
 # machine: issues 12816 and 12979 of github.com/open-mpi/ompi.
@@ -38,7 +41,9 @@ _ABORT_S = 5.0
 _TAGS_OF_GROUP, _MOST_TAGS = 1 << 12, 1 << 20
 # Messages between two processes have further ones, by their own tag and direction.
 _MESSAGE_TAGS = 1 << 15
-_NO_TAG = _MOST_TAGS + 2 * _MESSAGE_TAGS
+_LETTERS_TAG = _MOST_TAGS + 2 * _MESSAGE_TAGS
+# How long a process may be silent until the others end, in seconds.
+_GONE_AFTER = "SPILLGRAD_GONE_AFTER_S"
 
 
 class _Message:
@@ -72,13 +77,20 @@ class _MpiNetwork:
     def receive(self, rank: int, tag: int, array: np.ndarray) -> _Message:
         return self._add(array, self._world.Irecv(self._bytes(array), rank, tag))
 
+    def letters(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the letters that have arrived, and their senders.
+
+        MPI goes on when it looks for one in vain, so the last look lets it.
+        """
+        status = self._mpi.Status()
+        while self._world.Iprobe(self._mpi.ANY_SOURCE, _LETTERS_TAG, status):
+            letter = np.zeros(1, LETTER)
+            self._world.Recv(self._bytes(letter), status.source, _LETTERS_TAG)
+            yield status.source, letter
+
     def poll(self) -> None:
-        """Let MPI go on, and mark the messages that are done."""
-        done = None
-        if self._requests:
-            done = self._mpi.Request.Testsome(self._requests)
-        else:
-            self._world.Iprobe(tag=_NO_TAG)  # it looks in vain: MPI does not go on when it finds something
+        """Mark the messages that are done."""
+        done = self._mpi.Request.Testsome(self._requests) if self._requests else None
         if done:
             for place in done:
                 self._messages[place].done = True
@@ -114,6 +126,8 @@ class MpiWorld:
         self._groups: list[GroupProtocol] = []
         self._group_count = 0
         self._channels: dict[tuple[int, int, int], GroupProtocol] = {}
+        self._failed: BaseException | None = None  # what has failed in a group of this rank, or of another one
+        self._gone_after_s = _gone_after_s(os.environ)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spillgrad-mpi", daemon=True)
         self._thread.start()
@@ -133,9 +147,7 @@ class MpiWorld:
         if self.rank not in ranks:
             return None
         tags = range(first, first + _TAGS_OF_GROUP)
-        made = GroupProtocol(list(ranks).index(self.rank), ranks, self._network, tags, timeout_s)
-        self._groups.append(made)
-        return made
+        return self._add(GroupProtocol(list(ranks).index(self.rank), ranks, self._network, tags, timeout_s))
 
     def channel(self, source: int, target: int, tag: int) -> GroupProtocol:
         """Return the protocol by which one process sends to another the messages with a tag."""
@@ -147,9 +159,14 @@ class MpiWorld:
             rank = wanted.index(self.rank)
             timeout_s = self._groups[0].timeout_s
             made = GroupProtocol(rank, (source, target), self._network, range(place, place + 1), timeout_s)
-            self._channels[wanted] = made
-            self._groups.append(made)
+            self._channels[wanted] = self._add(made)
         return self._channels[wanted]
+
+    def _add(self, group: GroupProtocol) -> GroupProtocol:
+        self._groups.append(group)
+        if self._failed is not None:  # after the group is on the list, which the thread goes through when it sets this
+            group.fail(self._failed)
+        return group
 
     def forget(self, group: GroupProtocol) -> None:
         """Have nothing more to do with a group, except with the first one, through which processes end together."""
@@ -176,6 +193,7 @@ class MpiWorld:
             return
         world = self._groups[0]
         if world.failure is None:
+            self._have_done(self._say_farewell)
             last = world.begin("the end of the program", "", collective_steps.barrier(), is_quiet=True)
             self.wake()
             with contextlib.suppress(DistributedError):  # others failed, and say so
@@ -191,9 +209,14 @@ class MpiWorld:
         sys.stdout.flush()
         sys.stderr.flush()
         if os.getpid() == self._pid and self._thread.is_alive():
-            self._have_done(lambda: self._mpi.COMM_WORLD.Abort(1))
-            self._thread.join(_ABORT_S)
-            os._exit(1)  # MPI hangs: its launcher ends the others when this process is gone
+            self._have_done(self._abort)
+            self._thread.join()
+
+    def _abort(self) -> None:
+        # If MPI hangs, its launcher ends the others when this process is gone. While Python ends, no thread can start
+        # that waits for that, but this one, which is none of Python's.
+        faulthandler.dump_traceback_later(_ABORT_S, exit=True, file=os.open(os.devnull, os.O_WRONLY))
+        self._mpi.COMM_WORLD.Abort(1)
 
     def _have_done(self, work: Callable[[], None]) -> None:
         self._work.append(work)
@@ -219,7 +242,8 @@ class MpiWorld:
             return
         finally:
             self._started.set()
-        sleep_s = _LOOK_EVERY_S
+        self._peers = Peers(self.rank, self.size, socket.gethostname(), time.monotonic(), self._gone_after_s)
+        sleep_s, looked_s = _LOOK_EVERY_S, 0.0
         while True:
             is_idle = self._network.is_idle and all(group.is_idle for group in self._groups)
             sleep_s = min(2 * sleep_s, _LOOK_IDLE_S) if is_idle else _LOOK_EVERY_S
@@ -229,13 +253,69 @@ class MpiWorld:
             try:
                 while self._work:
                     self._work.popleft()()
+                now_s = time.monotonic()
+                if is_idle or now_s - looked_s >= _LOOK_IDLE_S:
+                    looked_s = now_s
+                    self._read_letters(now_s)
                 self._network.poll()
                 for group in list(self._groups):
                     group.advance()
+                    if group.failure is not None and self._failed is None:
+                        self._tell(Kind.FAILED, self._peers.failed(group.failure))
+                        self._fail(group.failure)
+            except Departed as error:
+                self._end_without(error)
             except Exception as error:  # MPI's own: whoever waits must know
-                for group in list(self._groups):
-                    group.fail(error)
+                self._fail(error)
         mpi.Finalize()
+
+    def _read_letters(self, now_s: float) -> None:
+        """Hear the other ranks, and tell the one that watches this one that it is there."""
+        peers = self._peers
+        for source, letter in self._network.letters():
+            peers.hear(source, letter, now_s)
+        if peers.failure is not None and self._failed is None:
+            self._fail(peers.failure)
+        if peers.left:
+            for group in list(self._groups):
+                group.require_present(peers.left)
+        _, did = max((group.last for group in self._groups), default=(0.0, ""))
+        self._send_letters(peers.letters(now_s, did))
+
+    def _say_farewell(self) -> None:
+        for group in list(self._groups):  # headers of what was begun go first: MPI keeps the order
+            group.advance()
+        self._tell(Kind.LEFT)
+
+    def _tell(self, kind: Kind, text: str = "") -> None:
+        self._send_letters(self._peers.to_all(kind, text))
+
+    def _send_letters(self, letters: Sequence[tuple[int, np.ndarray]]) -> None:
+        for rank, letter in letters:
+            self._network.send(rank, _LETTERS_TAG, letter)
+
+    def _fail(self, error: BaseException) -> None:
+        """End what is under way in all groups, and what is begun later: the others have ended it, too."""
+        self._failed = self._failed or error
+        for group in list(self._groups):
+            group.fail(error)
+
+    def _end_without(self, error: Departed) -> None:
+        """Say that a process is gone, and end the others at once: their programs may wait for it, or compute long."""
+        print(f"spillgrad: {error}", file=sys.stderr, flush=True)
+        self._abort()
+
+
+def _gone_after_s(environment: Mapping[str, str]) -> float:
+    """Return how long a process may be silent. Raises ArgumentError for what is no time."""
+    given = environment.get(_GONE_AFTER, str(GONE_AFTER_S))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ArgumentError(f"{_GONE_AFTER}: got {given!r}; give seconds, such as 60, or inf for no limit")
+    return seconds
 
 
 def _choose_transport(environment: MutableMapping[str, str]) -> None:

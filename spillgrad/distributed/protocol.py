@@ -11,7 +11,7 @@ import collections
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,6 +24,8 @@ from spillgrad.fork_safe_lock import ForkSafeLock
 _HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
 # How long a rank waits for others before it says so, and how often it says it again.
 _NOTICE_AFTER_S, _NOTICE_EVERY_S = 30.0, 300.0
+# What a rank sent before it left may be heard of a little later.
+_LATE_S = 1.0
 
 
 class Exchange(NamedTuple):
@@ -118,6 +120,7 @@ class GroupProtocol:
         self._count = 0
         self._running: list[Call] = []
         self.failure: BaseException | None = None
+        self.last: tuple[float, str] = (0.0, "")  # when the last call began, and what it was
 
     def begin(self, what: str, place: str, steps: Steps, is_quiet: bool = False) -> Call:
         """Begin a collective that `what` describes, in the same words on all ranks; `place` is the line that called it.
@@ -129,6 +132,7 @@ class GroupProtocol:
                 raise DistributedError(str(self.failure))
             call = Call(self._count, what, place, steps, is_quiet)
             self._count += 1
+            self.last = call._began_s, ", ".join(filter(None, (what, place)))
             self._begun.append(call)
         return call
 
@@ -154,13 +158,31 @@ class GroupProtocol:
         self._running = [call for call in self._running if not call.is_done]
 
     def fail(self, error: BaseException) -> None:
-        """End all calls, and all later ones, with an error."""
+        """End all calls, and all later ones, with an error; the first error stays."""
         with self._lock:  # no call begins meanwhile
-            self.failure = error
+            self.failure = error = self.failure or error
             for call in (*self._running, *self._begun):
                 if not call.is_done:
                     call._end(error=error)
             self._begun.clear()
+
+    def require_present(self, left: Mapping[int, tuple[str, float]]) -> None:
+        """Fail if a call waits for ranks that have left before they called it: their hosts, and when they left."""
+        now_s = time.monotonic()
+        for call in self._running:
+            if call._exchange is not None:  # all have called it, and whoever has called takes part to the end
+                continue
+            awaited = {self.ranks[other] for other, message in call._messages if not message.done}
+            gone = sorted(awaited & left.keys())
+            if gone and now_s - max(call._began_s, *(left[rank][1] for rank in gone)) > _LATE_S:
+                hosts = ", ".join(sorted({left[rank][0] for rank in gone}))
+                have = "has" if len(gone) == 1 else "have"
+                error = DistributedError(
+                    f"{call.what}, {call.place}: {_ranks(gone)} on {hosts} {have} ended without it; call the same "
+                    "collectives on all ranks"
+                )
+                self.fail(error)
+                return
 
     def _tag(self, call: Call) -> int:
         # Exchanges of a call follow each other, and messages with one tag keep their order.

@@ -56,7 +56,7 @@ def _global_options(
 def train() -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
-    Ctrl-C finishes the step, saves a checkpoint for --resume and removes the spill files.
+    Ctrl-C, SIGTERM or SIGUSR1 finishes the step, saves a checkpoint for --resume and removes the spill files.
     After a kill, --resume goes on from the last checkpoint saved, to the same losses.
     """
 
@@ -75,7 +75,8 @@ def plan() -> None:
 def launch() -> None:
     """Start a program in several processes that train together over MPI, on this machine or several.
 
-    The exit status is 0 if all processes end well.
+    Ctrl-C lets train save on all ranks at the same step, and interrupts other programs; a second one ends all at once.
+    The exit status is 0 if all processes end well, and 130 after Ctrl-C.
     """
 
 

@@ -22,3 +22,10 @@ class LaunchOptions:
         str | None,
         typer.Option(metavar="A,B", help="Machines to start them on, reached by ssh; this one, by default."),
     ] = None
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N",
+            help="How often to start again without the processes that were lost; train goes on from its checkpoint.",
+        ),
+    ] = 0  # fmt: skip

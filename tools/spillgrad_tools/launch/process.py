@@ -1,7 +1,9 @@
 """One process of `spillgrad launch`: sets what launchers of PyTorch's programs set, and runs the program."""
 
+import ctypes
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Mapping
 
@@ -12,6 +14,9 @@ NUMBERS = {
     "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
     "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
 }
+
+_LIBC = ctypes.CDLL(None)  # before a process forks
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def numbers(environment: Mapping[str, str]) -> dict[str, str]:
@@ -24,10 +29,23 @@ def numbers(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def end_with_parent() -> None:
+    """Have Linux kill this process when its parent has ended."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
-    """Run the program that the command line names, as Python itself would."""
+    """Run the program that the command line names, as Python itself would; SIGUSR1 interrupts it as Ctrl-C does."""
     os.environ.update(numbers(os.environ))
-    words = sys.argv[1:]
+    end_with_parent()
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:  # one traceback for each process would say nothing more
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path[0] = os.getcwd()

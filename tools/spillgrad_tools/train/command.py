@@ -52,7 +52,10 @@ CLOSING_S = 10.0
 
 @contextlib.contextmanager
 def stop_request(console: Console) -> Iterator[threading.Event]:
-    """Context manager: the first Ctrl-C or SIGTERM sets the event and prints a line; the second ends the process."""
+    """Context manager: the first Ctrl-C, SIGTERM or SIGUSR1 sets the event and prints a line; the second ends the run.
+
+    SIGUSR1 is what `spillgrad launch` sends, and what schedulers of clusters can send before the time is up.
+    """
     stop = threading.Event()
 
     def receive(*_: object) -> None:
@@ -61,7 +64,7 @@ def stop_request(console: Console) -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         show_line(console, "stopping after this step; Ctrl-C again stops at once, without saving")
 
-    former = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield stop
     finally:
