@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spillgrad import communication
 from spillgrad.bell import Bell
 from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
@@ -110,6 +111,22 @@ class StoreState(TierState[DiskEntry]):
             self.closing = True
             self.bell.ring()
             self.changed.notify_all()
+
+    def listen(self) -> None:
+        """Record the rank of this process, and its collectives from now on."""
+        if (member := communication.member()) is not None:
+            with self.lock:
+                self.counters.joined(member)
+        communication.listen(self)
+
+    def note_collective(self, collective: communication.Collective) -> None:
+        """Record a collective. Called without the lock, in the thread that speaks for the process."""
+        with self.lock:
+            if self.closing or self.ended:
+                return
+            if (member := communication.member()) is not None:  # it may have joined after the store was made
+                self.counters.joined(member)
+            self.counters.communicated(collective)
 
     def end(self, why: SpillError) -> None:
         """Make the store unusable because a thread died: from now on callers get the error `why`."""

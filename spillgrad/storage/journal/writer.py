@@ -124,6 +124,11 @@ class Journal:
         event.t = round(t, 6)
         self._lines.append(event)
 
+    @property
+    def began_s(self) -> float:
+        """When the run began, by `time.perf_counter`."""
+        return self._began_s
+
     def sample_next(self) -> None:
         """Take a sample with the next event, unless one was taken just before."""
         self._sample_at = min(self._sample_at, self._sampled_s + _SAMPLE_MIN_S)
