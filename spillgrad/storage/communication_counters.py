@@ -32,48 +32,42 @@ class CommunicationCounters:
     busy_s: float = 0.0
     exposed_s: float = 0.0
     waited_for_s: dict[int, float] = dataclasses.field(default_factory=dict)
-    # The last stretches of time in which collectives were under way, in their order.
-    _stretches: list[tuple[float, float]] = dataclasses.field(default_factory=list, repr=False, compare=False)
 
     @property
     def hidden_s(self) -> float:
         """Seconds in which a collective was under way while the program went on."""
         return max(self.busy_s - self.exposed_s, 0.0)
 
+
+class CommunicationSum:
+    """Adds up collectives in `counters`."""
+
+    def __init__(self, counters: CommunicationCounters | None = None) -> None:
+        self.counters = counters or CommunicationCounters()
+        # The last stretches of time in which collectives were under way, in their order.
+        self._stretches: list[tuple[float, float]] = []
+
     def add(
         self, ended_s: float, took_s: float, waited_s: float, sent_bytes: int, received_bytes: int,
         slowest: int | None, behind_s: float,
     ) -> None:  # fmt: skip
-        """Count a collective that ended at `ended_s`, after all those counted before.
+        """Count a collective that ended at `ended_s`, after those counted before.
 
-        Parameters
-        ----------
-        ended_s : float
-            When it ended.
-        took_s : float
-            How long it took.
-        waited_s : float
-            How long of that the program stood still.
-        sent_bytes : int
-            Bytes sent.
-        received_bytes : int
-            Bytes received.
-        slowest : int or None
-            The rank whose messages came last.
-        behind_s : float
-            How long they were awaited.
+        For `waited_s` of the `took_s` seconds, the program stood still. The messages of the rank `slowest` came last,
+        and were awaited for `behind_s`.
         """
-        self.collectives += 1
-        self.sent_bytes += sent_bytes
-        self.received_bytes += received_bytes
-        self.exposed_s += waited_s
+        counters = self.counters
+        counters.collectives += 1
+        counters.sent_bytes += sent_bytes
+        counters.received_bytes += received_bytes
+        counters.exposed_s += waited_s
         if slowest is not None and waited_s:
-            self.waited_for_s[slowest] = self.waited_for_s.get(slowest, 0.0) + min(waited_s, behind_s)
+            counters.waited_for_s[slowest] = counters.waited_for_s.get(slowest, 0.0) + min(waited_s, behind_s)
         began_s = ended_s - took_s
         while self._stretches and self._stretches[-1][1] >= began_s:
             former_s, until_s = self._stretches.pop()
-            self.busy_s -= until_s - former_s
+            counters.busy_s -= until_s - former_s
             began_s, ended_s = min(began_s, former_s), max(ended_s, until_s)
-        self.busy_s += ended_s - began_s
+        counters.busy_s += ended_s - began_s
         self._stretches.append((began_s, ended_s))
         del self._stretches[:-_STRETCHES_MAX]

@@ -12,7 +12,7 @@ import numpy as np
 from spillgrad.communication import Collective, Member
 from spillgrad.errors import SpillError
 from spillgrad.storage import trim_memory
-from spillgrad.storage.communication_counters import CommunicationCounters
+from spillgrad.storage.communication_counters import CommunicationSum
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.files import plain_text
@@ -78,7 +78,7 @@ class Counters:
         self._total_before = OriginCounters()  # when the step began
         self._plans: list[StepPlan] = []
         self._ram: dict[int, int] | None = None  # bytes in RAM by array, for a journal that stays
-        self.communication = CommunicationCounters()
+        self.communication = CommunicationSum()
         self._member: Member | None = None
         self._rank: events.Rank | None = None
         tier.schedule.on_step = self._step_ended
@@ -206,9 +206,9 @@ class Counters:
         self.communication.add(
             time.perf_counter(), done.took_s, done.waited_s, *moved, done.slowest, done.slowest_s
         )  # fmt: skip
-        times = (round(each, 6) for each in (done.took_s, done.waited_s))
         what = plain_text(done.what) if self._journal.with_origin else None
-        self._journal.add(events.Collective(what, *moved, *times, done.slowest, round(done.slowest_s, 6)))
+        took_s, waited_s, behind_s = (round(each, 6) for each in (done.took_s, done.waited_s, done.slowest_s))
+        self._journal.add(events.Collective(what, *moved, took_s, waited_s, done.slowest, behind_s))
 
     def _ram_changed(self, entry: DiskEntry | None, nbytes: int) -> None:
         """Record in the journal that so many more bytes of `entry`, or of no array, are about to count as RAM."""
@@ -323,7 +323,7 @@ class Counters:
         )
 
     def _communication_sums(self) -> "events.CommunicationSums | None":
-        counted, rank = self.communication, self._rank
+        counted, rank = self.communication.counters, self._rank
         if rank is None and not counted.collectives:
             return None
         return events.CommunicationSums(
