@@ -1,7 +1,7 @@
 """The table by rank that `spillgrad inspect` prints of a run of several processes, and the same for programs."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from spillgrad.inspection.ranks import DistributedRun
 from spillgrad.inspection.records import Run
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.fitted_table import Column, fitted
-from spillgrad_tools.inspect.tables import bytes_column, lack, summary
+from spillgrad_tools.inspect.tables import lack, summary
 from spillgrad_tools.inspect.words import began
-from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_duration
+from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes, short_duration
 
 _MOST_MISSING = 8
 
@@ -58,7 +58,7 @@ _ADDED = (
 )  # fmt: skip
 
 
-def rows(found: DistributedRun) -> list[RankRow]:
+def rank_rows(found: DistributedRun) -> list[RankRow]:
     """Return a row for each rank whose journal was found."""
     zeros_s, awaited_s = found.zeros_s, found.waited_for_s
     return [_row(rank, run, zeros_s[rank], awaited_s.get(rank, 0.0)) for rank, run in found.ranks.items()]
@@ -71,7 +71,7 @@ def totals(made: Sequence[RankRow]) -> dict[str, Any]:
 
 def as_dict(found: DistributedRun) -> dict[str, Any]:
     """Return a run of several processes as `--json` prints it."""
-    made = rows(found)
+    made = rank_rows(found)
     return {
         "ranks": found.size, "missing": found.missing, "state": found.state, "duration_s": found.duration_s,
         "clock_error_s": found.clock_error_s, "straggler": found.straggler, "waited_for_s": found.waited_for_s,
@@ -86,28 +86,43 @@ def of_distributed(path: Path, found: DistributedRun, width: int) -> RenderableT
 
 def table(found: DistributedRun, width: int) -> Iterator[RenderableType]:
     """Yield the table by rank, and below it what had no room."""
-    made = rows(found)
-    whole = totals(made)
-    hosts, states = {row.host for row in made}, {row.state for row in made}
-    names = [f"{row.rank}{f' on {printable(row.host or UNKNOWN, 40)}' if len(hosts) > 1 else ''}" for row in made]
-    columns = [] if len(states) == 1 else [_words("state", [row.state for row in made], 5)]
-    columns += [
-        _words("steps", [f"{row.steps:,}" for row in made], 4),
-        _peak("RAM", [row.peak_ram_bytes for row in made], 6),
-        _peak("process", [row.peak_rss_bytes for row in made], 0),
-        *(
-            bytes_column(head, [*(getattr(row, name) for row in made), whole[name]], worth)
-            for head, name, worth in (("written", "written_bytes", 3), ("read", "read_bytes", 2))
-        ),
-        _durations("disk", "waited_disk_s", made, whole, 7),
-        _durations("hidden", "hidden_s", made, whole, 8),
-        _durations("exposed", "exposed_s", made, whole, 10),
-        bytes_column("sent", [*(row.sent_bytes for row in made), whole["sent_bytes"]], 1),
-        _durations("awaited", "awaited_s", made, whole, 9),
-    ]
-    shown, left_out = fitted("rank", [*names, "total"], columns, width, footers=1)
+    made = rank_rows(found)
+    several = len({row.host for row in made}) > 1
+    names = [f"{row.rank}{f' on {printable(row.host or UNKNOWN, 40)}' if several else ''}" for row in made]
+    shown, left_out = fitted("rank", [*names, "total"], rank_columns(made, totals(made)), width, footers=1)
     yield shown
     yield from lack(left_out)
+
+
+def rank_columns(made: Sequence[RankRow], whole: Mapping[str, Any] | None = None) -> list[Column]:
+    """Return the columns of a table with a row for each rank and, if `whole` is given, a last one for these sums."""
+
+    def column(
+        head: str, name: str, worth: int, write: Callable[[Any], str], short: Callable[[Any], str] | None = None
+    ) -> Column:
+        values = [getattr(row, name) for row in made]
+        values += [] if whole is None else [whole.get(name)]  # peaks of several processes are of no one time
+        full, brief = (["" if each is None else one(each) for each in values] for one in (write, short or write))
+        return Column(head, full, brief, worth)
+
+    def duration(head: str, name: str, worth: int) -> Column:
+        written, brief = (lambda s, one=one: one(s) if s else "0" for one in (format_duration, short_duration))
+        return column(head, name, worth, written, brief)
+
+    states = [column("state", "state", 5, str)] if len({row.state for row in made}) > 1 else []
+    return [
+        *states,
+        column("steps", "steps", 4, "{:,}".format),
+        column("RAM", "peak_ram_bytes", 6, format_bytes, short_bytes),
+        column("process", "peak_rss_bytes", 0, format_bytes, short_bytes),
+        column("written", "written_bytes", 3, format_bytes, short_bytes),
+        column("read", "read_bytes", 2, format_bytes, short_bytes),
+        duration("disk", "waited_disk_s", 7),
+        duration("hidden", "hidden_s", 8),
+        duration("exposed", "exposed_s", 10),
+        column("sent", "sent_bytes", 1, format_bytes, short_bytes),
+        duration("awaited", "awaited_s", 9),
+    ]
 
 
 def missing_words(found: DistributedRun) -> str:
@@ -148,23 +163,8 @@ def _row(rank: int, run: Run, began_s: float, awaited_s: float) -> RankRow:
     )  # fmt: skip
 
 
-def _words(head: str, cells: Sequence[str], worth: int) -> Column:
-    return Column(head, [*cells, ""], [*cells, ""], worth)
-
-
-def _peak(head: str, counts: Sequence[int], worth: int) -> Column:
-    found = bytes_column(head, counts, worth)
-    return Column(head, [*found.cells, ""], [*found.short, ""], worth)  # peaks of several processes are of no one time
-
-
-def _durations(head: str, name: str, made: Sequence[RankRow], whole: dict[str, Any], worth: int) -> Column:
-    values = [*(getattr(row, name) for row in made), whole[name]]
-    cells, short = ([write(each) if each else "0" for each in values] for write in (format_duration, short_duration))
-    return Column(head, cells, short, worth)
-
-
 def _lines(path: Path, found: DistributedRun) -> Iterator[tuple[str, str]]:
-    made, first = rows(found), found.first
+    made, first = rank_rows(found), found.first
     whole = totals(made)
     yield "run", printable(str(path), 1000)
     yield "ranks", f"{len(made)} of {found.size}, {', '.join(_states(made))}"

@@ -9,7 +9,7 @@ from spillgrad.inspection.records import KEYS, Run
 from spillgrad.storage.origin_counters import OriginCounters
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools.inspect.groups import COLUMNS, choose
-from spillgrad_tools.inspect.ranks import rows, totals
+from spillgrad_tools.inspect.ranks import rank_rows, totals
 from spillgrad_tools.quantities import format_duration
 
 NAMES = {"rank": "rank", "module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
@@ -62,7 +62,7 @@ def of_ranks(together: DistributedRun | None) -> list[Table]:
     """Return the table by rank of a run of several processes; none for a process alone."""
     if together is None:
         return []
-    found = rows(together)
+    found = rank_rows(together)
     whole = totals(found)
     made = [
         (
