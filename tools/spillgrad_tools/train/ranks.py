@@ -17,7 +17,7 @@ from spillgrad_tools.train.options import TrainSettings
 
 Item = TypeVar("Item")
 # How often the ranks meet to compare their clocks: the meeting that took least says most.
-_MEETINGS = 8
+_MEETINGS = 16
 
 
 class Ranks:
