@@ -200,15 +200,15 @@ class Counters:
         self._rank = events.Rank(member.rank, member.ranks, member.group, zero_s, error_s)
         self._journal.add(self._rank)
 
-    def communicated(self, done: Collective) -> None:
-        """Count a collective that has ended."""
+    def communicated(self, ended_s: float, done: Collective) -> None:
+        """Count a collective that ended at `ended_s`, by `time.perf_counter`."""
         moved = done.sent_bytes, done.received_bytes
         self.communication.add(
-            time.perf_counter(), done.took_s, done.waited_s, *moved, done.slowest, done.slowest_s
+            ended_s, done.took_s, done.waited_s, *moved, done.slowest, done.slowest_s
         )  # fmt: skip
         what = plain_text(done.what) if self._journal.with_origin else None
         took_s, waited_s, behind_s = (round(each, 6) for each in (done.took_s, done.waited_s, done.slowest_s))
-        self._journal.add(events.Collective(what, *moved, took_s, waited_s, done.slowest, behind_s))
+        self._journal.add(events.Collective(what, *moved, took_s, waited_s, done.slowest, behind_s), ended_s)
 
     def _ram_changed(self, entry: DiskEntry | None, nbytes: int) -> None:
         """Record in the journal that so many more bytes of `entry`, or of no array, are about to count as RAM."""
