@@ -1,6 +1,7 @@
 """The lines of a store's journal about the rank of its process, and about collectives."""
 
 import gc
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,17 @@ def test_to_listen_keeps_no_store_alive(tmp_path: Path):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     communication.tell(DONE)
+
+
+def test_who_holds_the_store_may_wait_for_a_collective(tmp_path: Path):
+    store = DiskStore(tmp_path, ram_budget=0, keep_journal=tmp_path / "run.jsonl")
+    with store._state.lock:
+        driver = threading.Thread(target=communication.tell, args=(DONE,))
+        driver.start()
+        driver.join(10)
+        assert not driver.is_alive()
+        ended_s = time.perf_counter() - store._state.journal.began_s
+        time.sleep(0.05)
+    store.close()
+    (line,) = lines(tmp_path / "run.jsonl", "collective")
+    assert line["t"] <= ended_s  # when it ended, not when it was written down
