@@ -153,7 +153,7 @@ def _row(rank: int, run: Run, began_s: float, awaited_s: float) -> RankRow:
     counters = run.rank.counters if run.rank is not None else None
     return RankRow(
         rank, run.path, run.host, run.process, run.version, run.state, began_s, run.duration_s,
-        run.steps[-1].number if run.steps else 0, stats.peak_ram_bytes,
+        _steps(run), stats.peak_ram_bytes,
         max((sample.rss_bytes for sample in run.samples), default=0), stats.written_bytes, stats.read_bytes,
         stats.wait_write_s + stats.wait_read_s, *(
             (0, 0, 0, 0.0, 0.0) if counters is None
@@ -161,6 +161,13 @@ def _row(rank: int, run: Run, began_s: float, awaited_s: float) -> RankRow:
                   counters.exposed_s)
         ), awaited_s,
     )  # fmt: skip
+
+
+def _steps(run: Run) -> int:
+    """Return how many training steps a run has done; how many the store counted, if no step has a label."""
+    unlabelled = sum(step.label is None for step in run.steps)
+    number = run.steps[-1].number if run.steps else 0
+    return number if unlabelled == len(run.steps) else number - unlabelled
 
 
 def _lines(path: Path, found: DistributedRun) -> Iterator[tuple[str, str]]:
