@@ -51,11 +51,13 @@ ONLY = {
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.bell": (),
+    "spillgrad.communication": (),
     "spillgrad.fork_safe_lock": (),
     "spillgrad.release": (),
     "spillgrad.user_line": (),
     "spillgrad.storage": (
         "spillgrad.bell",
+        "spillgrad.communication",
         "spillgrad.errors",
         "spillgrad.fork_safe_lock",
         "spillgrad.release",

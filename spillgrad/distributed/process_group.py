@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
-from spillgrad import user_line
+from spillgrad import communication, user_line
 from spillgrad.distributed.mpi import world as launched_world
 from spillgrad.distributed.protocol import Call, GroupProtocol, Steps, alone
 from spillgrad.errors import ArgumentError, DistributedError
@@ -351,6 +351,7 @@ def _of_launched(backend: str, count: int, world_size: int, rank: int, timeout: 
         if given not in (-1, found):
             raise DistributedError(f"init_process_group: got {what}={given}; the launcher says {found}: leave it out")
     _share_cores()
+    communication.join(communication.Member(world.rank, world.size))
     ranks = range(world.size)
     return ProcessGroup(backend, ranks, world.group(ranks, _TIMEOUT_S if timeout is None else _seconds(timeout)))
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import xxhash
 
+from spillgrad import communication
 from spillgrad.errors import DistributedError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
@@ -72,6 +73,11 @@ class Call:
         self._messages: list[tuple[int, Message]] = []  # by the rank of the other side
         self._exchange: Exchange | None = None
         self._digests = np.zeros(0, np.uint64)
+        self._posted_s = self._began_s  # when the present messages were sent
+        self._awaited_s: dict[int, float] = {}  # by the rank whose messages came last
+        self._sent_bytes = self._received_bytes = 0
+        self._waits_since_s: float | None = None  # a thread of the program waits
+        self._waited_s = 0.0
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +86,10 @@ class Call:
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait for the end, and return the result. Raises DistributedError if the collective failed."""
+        if not self.is_done:
+            self._waits_since_s = time.monotonic()
         if not self._done.wait(timeout_s):
+            self._has_waited()
             raise DistributedError(f"{self.what}: it is not done after {timeout_s} s; wait longer")
         if self.error is not None:
             if isinstance(self.error, DistributedError):
@@ -92,7 +101,34 @@ class Call:
         self.result, self.error = result, error
         self._steps.close()
         self._messages, self._exchange = [], None
-        self._done.set()
+        self._has_waited()
+        try:
+            if not self._is_quiet:
+                self._tell()
+        finally:
+            self._done.set()
+
+    def _tell(self) -> None:
+        slowest: tuple[int | None, float] = max(self._awaited_s.items(), key=lambda each: each[1], default=(None, 0.0))
+        what = self.what.partition(" (")[0]  # sizes are known from the bytes
+        took_s = time.monotonic() - self._began_s
+        communication.tell(
+            communication.Collective(what, self._sent_bytes, self._received_bytes, took_s, self._waited_s, *slowest)
+        )
+
+    def _has_waited(self) -> None:
+        since_s, self._waits_since_s = self._waits_since_s, None
+        if since_s is not None:
+            self._waited_s += time.monotonic() - since_s
+
+    def _have_arrived(self, ranks: Sequence[int]) -> bool:
+        """Return whether all messages are done. If they are, the last one's rank was awaited since they were sent."""
+        waiting = [each for each in self._messages if not each[1].done]
+        if not waiting and self._messages:
+            last = ranks[self._messages[-1][0]]
+            self._awaited_s[last] = self._awaited_s.get(last, 0.0) + time.monotonic() - self._posted_s
+        self._messages = waiting
+        return not waiting
 
 
 class GroupProtocol:
@@ -149,7 +185,7 @@ class GroupProtocol:
             self._send_header(call)
         for call in list(self._running):
             try:
-                while not call.is_done and all(message.done for _, message in call._messages):
+                while not call.is_done and call._have_arrived(self.ranks):
                     self._go_on(call)
                 if not call.is_done:
                     self._look_at_the_clock(call)
@@ -189,12 +225,15 @@ class GroupProtocol:
         return self._tags[call.number % len(self._tags)]
 
     def _post(self, call: Call, exchange: Exchange) -> None:
+        call._posted_s = time.monotonic()
         for other, rank in enumerate(self.ranks):
             if other != self.rank:
                 self._post_one(call, other, rank, exchange.send[other], exchange.receive[other])
 
     def _post_one(self, call: Call, other: int, rank: int, sent: np.ndarray, received: np.ndarray) -> None:
         tag = self._tag(call)
+        call._sent_bytes += sent.nbytes
+        call._received_bytes += received.nbytes
         if received.nbytes:
             call._messages.append((other, self._network.receive(rank, tag, received)))
         if sent.nbytes:
@@ -210,7 +249,6 @@ class GroupProtocol:
 
     def _go_on(self, call: Call) -> None:
         """Check what has arrived, and begin the next exchange, or end the call."""
-        call._messages = []
         if call._exchange is None:
             self._require_same(call)
         else:

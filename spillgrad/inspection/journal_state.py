@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec import UnsetType
 
-from spillgrad.inspection.records import Failure, RamChange, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.inspection.records import Failure, RamChange, Rank, Sample, Shrinkage, Span, Step, StepPlan
+from spillgrad.storage.communication_counters import CommunicationCounters, CommunicationSum
 from spillgrad.storage.journal import events
 from spillgrad.storage.journal.writer import LONGEST_PLAN
 from spillgrad.storage.origin_counters import IN_STATS, NO_ORIGIN, Origin, OriginCounters, total
@@ -103,6 +104,8 @@ class JournalState:
         self.ended = False
         self.phase: str | None = None
         self.step: int | None = None  # the training step of the array that was put last
+        self._rank: events.Rank | None = None
+        self._communication = CommunicationSum()
         self._stats = StoreStats()
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -139,6 +142,8 @@ class JournalState:
             events.Phase: self._phase_began,
             events.Step: self._step_ended,
             events.Plan: self._planned,
+            events.Rank: self._joined,
+            events.Collective: self._communicated,
             events.Sample: self._sampled,
             events.Shrink: self._shrunk,
             events.Totals: self._begun,
@@ -169,6 +174,15 @@ class JournalState:
         """The step plan that most steps used; None if there is none."""
         best = max(self._uses, key=lambda number: (self._uses[number], number == self._last_plan), default=None)
         return None if best is None else self._plans.get(best)
+
+    @property
+    def rank(self) -> Rank | None:
+        """Which of several processes the run is of; None if the journal does not say so."""
+        told, counters = self._rank, self._communication.counters
+        if told is None or told.rank >= told.ranks:
+            return None
+        counters = dataclasses.replace(counters, waited_for_s=dict(counters.waited_for_s))
+        return Rank(told.rank, told.ranks, told.group, told.zero, told.error, counters)
 
     @property
     def shrinkage(self) -> list[Shrinkage]:
@@ -381,6 +395,18 @@ class JournalState:
             )
             self._uses[line.plan] = 0
 
+    def _joined(self, line: events.Rank) -> None:
+        self._rank = line
+
+    def _communicated(self, line: events.Collective) -> None:
+        waited_s, moved = min(line.waited, line.took), (line.sent, line.received)
+        self._communication.add(line.t, line.took, waited_s, *moved, line.slowest, line.behind)
+        if self._on_span is not None:
+            about: dict[str, Any] = {"what": line.what or "collective", "slowest": line.slowest}
+            self._on_span(Span("collective", line.t - line.took, line.took, nbytes=line.sent, **about))
+            if waited_s:
+                self._on_span(Span("wait", line.t - waited_s, waited_s, cause="collective", **about))
+
     def _sampled(self, line: events.Sample) -> None:
         self._stats = dataclasses.replace(
             self._stats,
@@ -447,6 +473,11 @@ class JournalState:
         self._totals += 1
         self.knows_places = True
         self._live_bytes = sum(packed >> _SOURCE_BITS for packed in self._live.values())
+        if (told := sums.communication) is not None:
+            self._rank = told.rank or self._rank
+            moved_bytes, waited_for_s = (told.sent, told.received), dict(told.waited_for)
+            counters = CommunicationCounters(told.collectives, *moved_bytes, told.busy, told.exposed, waited_for_s)
+            self._communication = CommunicationSum(counters)
         if sums.ram is not None:  # the lines that told of it may be missing
             in_ram = dict(sums.ram)
             for number in (*self._ram, *in_ram):

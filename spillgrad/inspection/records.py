@@ -8,6 +8,8 @@ from pathlib import Path
 
 from spillgrad.errors import ArgumentError
 from spillgrad.inspection.arrays import Segment
+from spillgrad.inspection.printable import origin_name, printable
+from spillgrad.storage.communication_counters import CommunicationCounters
 from spillgrad.storage.origin_counters import NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
@@ -119,26 +121,30 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A span of time: a phase, or a write, a read or a wait.
+    """A span of time: a phase, a write, a read, a wait or a collective.
 
     Parameters
     ----------
-    kind : {"forward", "backward", "update", "write", "read", "wait"}
+    kind : {"forward", "backward", "update", "write", "read", "wait", "collective"}
         What took the time; the first three are phases.
     began_s : float
         When it began.
     took_s : float
         How long it took.
     array : int, optional
-        Number of the array; None for a phase.
+        Number of the array; None for a phase, a collective, and a wait for ranks.
     nbytes : int, default 0
-        Bytes of the array.
+        Bytes of the array; those that a collective sent.
     origin : Origin, optional
         Where the array comes from.
-    cause : {"put", "get"}, optional
+    cause : {"put", "get", "collective"}, optional
         What waited; None for other kinds than a wait.
     ahead : bool, default False
         Whether a read is a prefetch.
+    what : str, optional
+        The collective in words; None for other kinds, and other waits.
+    slowest : int, optional
+        The rank whose messages came last; None for other kinds, and other waits.
     """
 
     kind: str
@@ -149,13 +155,22 @@ class Span:
     origin: Origin = NO_ORIGIN
     cause: str | None = None
     ahead: bool = False
+    what: str | None = None
+    slowest: int | None = None
 
     @property
     def title(self) -> str:
-        """The kind in words: that of a wait is "wait for room" or "wait for data", that of a prefetch "read ahead"."""
+        """The kind in words: of a wait, "wait for room", "… for data" or "… for ranks"; of a prefetch, "read ahead"."""
         if self.kind == "wait":
-            return "wait for room" if self.cause == "put" else "wait for data"
+            return {"put": "wait for room", "collective": "wait for ranks"}.get(self.cause or "", "wait for data")
         return "read ahead" if self.kind == "read" and self.ahead else self.kind
+
+    @property
+    def name(self) -> str:
+        """What it is about in words: the origin of the array, or the collective and the rank that came last."""
+        if self.what is None:
+            return origin_name(self.origin)
+        return printable(self.what) + ("" if self.slowest is None else f", rank {self.slowest} last")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +281,34 @@ class StepPlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rank:
+    """Which of the processes that train together a run is of, and what it sent to the others.
+
+    Parameters
+    ----------
+    rank : int
+        Number of the process, from 0 on.
+    ranks : int
+        How many processes there are.
+    group : str or None
+        A name that the journals of all processes share.
+    zero_s : float or None
+        When the run began, in seconds since 1970 by the clock of rank 0.
+    error_s : float or None
+        By how much `zero_s` may be wrong.
+    counters : CommunicationCounters
+        The bytes and seconds of all collectives.
+    """
+
+    rank: int
+    ranks: int
+    group: str | None
+    zero_s: float | None
+    error_s: float | None
+    counters: CommunicationCounters
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
     """A run as its journal describes it, with the files that it left.
 
@@ -323,6 +366,8 @@ class Run:
     folder : Path, optional
         The run's directory, if it exists. If a dead run has one, the run was killed; if not, it was killed and swept,
         or it closed its store while the disk refused the journal's last lines.
+    rank : Rank, optional
+        Which of several processes it is of; None for a process alone, and for a journal that does not say so.
     """
 
     path: Path
@@ -349,6 +394,7 @@ class Run:
     lost_lines: int
     damaged_lines: int
     folder: Path | None = None
+    rank: Rank | None = None
 
     def by(self, key: str) -> list[Group]:
         """Group the counters of the run.

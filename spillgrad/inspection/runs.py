@@ -93,6 +93,7 @@ class RunReader(contextlib.AbstractContextManager["RunReader"]):
             lost_lines=state.lost_lines,
             damaged_lines=state.damaged_lines,
             folder=directory if directory is not None and os.path.isdir(directory) else None,
+            rank=state.rank,
         )
 
     def _state(self, directory: Path | None) -> str:

@@ -6,7 +6,8 @@
 * runs: `inspect(path)` returns an `Inspection` with a `Run` for each run, which consists of `Settings Origin
   OriginCounters Group Step StepPlan Sample Shrinkage Failure`; `spans(run)` yields a `Span` for each thing that took
   time, `ram_changes(run)` a `RamChange` whenever an array came into RAM or left it; `advise(run)` returns a list of
-  `Advice`;
+  `Advice`; the run of one of several processes has a `Rank`, with `CommunicationCounters`, and `distributed_runs(runs)`
+  returns a `DistributedRun` of all of them;
 * untrusted files: `inspect_segment(path)` returns a `Segment`, which consists of `Item Chunk StoredArray`;
   `array_contents(path, array)` returns the `ArrayContents` of one array, with a histogram of `Bin`; `verify(path)`
   returns a `Verification`, with each `Problem`;
@@ -18,6 +19,7 @@ Each parameter of a record, such as `Run`, is its attribute, too.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from spillgrad.storage.communication_counters import CommunicationCounters
 from spillgrad.storage.disk.file_system import free_bytes, is_ram_disk
 from spillgrad.storage.disk.preflight import Preflight, preflight
 from spillgrad.storage.disk.segment_reader import Stored, read_segment
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
     from spillgrad.inspection.advice import advise
     from spillgrad.inspection.arrays import Chunk, Item, Segment, StoredArray
     from spillgrad.inspection.contents import ArrayContents, Bin, array_contents
+    from spillgrad.inspection.ranks import DistributedRun, distributed_runs
     from spillgrad.inspection.records import (
         Advice,
         Failure,
         Group,
         Inspection,
         RamChange,
+        Rank,
         Run,
         Sample,
         Settings,
@@ -56,8 +60,10 @@ __all__ = [
     "ArrayContents",
     "Bin",
     "Chunk",
+    "CommunicationCounters",
     "DeadRun",
     "DiskStore",
+    "DistributedRun",
     "Failure",
     "Group",
     "Handle",
@@ -70,6 +76,7 @@ __all__ = [
     "Preflight",
     "Problem",
     "RamChange",
+    "Rank",
     "Run",
     "Sample",
     "Segment",
@@ -86,6 +93,7 @@ __all__ = [
     "View",
     "advise",
     "array_contents",
+    "distributed_runs",
     "format_bytes",
     "free_bytes",
     "inspect",
@@ -106,9 +114,10 @@ _LATE = {
     "advice": ("advise",),
     "arrays": ("Chunk", "Item", "Segment", "StoredArray"),
     "contents": ("ArrayContents", "Bin", "array_contents"),
+    "ranks": ("DistributedRun", "distributed_runs"),
     "records": (
-        "Advice", "Failure", "Group", "Inspection", "RamChange", "Run", "Sample", "Settings", "Shrinkage", "Span",
-        "Step", "StepPlan",
+        "Advice", "Failure", "Group", "Inspection", "RamChange", "Rank", "Run", "Sample", "Settings", "Shrinkage",
+        "Span", "Step", "StepPlan",
     ),
     "runs": ("inspect", "ram_changes", "spans"),
     "segments": ("inspect_segment",),

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spillgrad.communication import Collective, Member
 from spillgrad.errors import SpillError
 from spillgrad.storage import trim_memory
+from spillgrad.storage.communication_counters import CommunicationSum
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.files import plain_text
@@ -76,6 +78,9 @@ class Counters:
         self._total_before = OriginCounters()  # when the step began
         self._plans: list[StepPlan] = []
         self._ram: dict[int, int] | None = None  # bytes in RAM by array, for a journal that stays
+        self.communication = CommunicationSum()
+        self._member: Member | None = None
+        self._rank: events.Rank | None = None
         tier.schedule.on_step = self._step_ended
         if journal.kept:  # two microseconds for each array
             self._ram, tier.on_count = {}, self._ram_changed
@@ -184,6 +189,26 @@ class Counters:
         """Record in the journal that a write failed, and why."""
         reason = error if self._journal.with_origin else error.__cause__  # the cause names no origin
         self._journal.add(events.Fail(entry.sequence, plain_text(str(reason))))
+
+    def joined(self, member: Member) -> None:
+        """Record in the journal which rank the process is, if that is new."""
+        if member is self._member:
+            return
+        self._member = member
+        zero_s = None if member.clock_s is None else round(self._journal.began_s + member.clock_s, 6)
+        error_s = None if member.clock_error_s is None else round(member.clock_error_s, 6)
+        self._rank = events.Rank(member.rank, member.ranks, member.group, zero_s, error_s)
+        self._journal.add(self._rank)
+
+    def communicated(self, ended_s: float, done: Collective) -> None:
+        """Count a collective that ended at `ended_s`, by `time.perf_counter`."""
+        moved = done.sent_bytes, done.received_bytes
+        self.communication.add(
+            ended_s, done.took_s, done.waited_s, *moved, done.slowest, done.slowest_s
+        )  # fmt: skip
+        what = plain_text(done.what) if self._journal.with_origin else None
+        took_s, waited_s, behind_s = (round(each, 6) for each in (done.took_s, done.waited_s, done.slowest_s))
+        self._journal.add(events.Collective(what, *moved, took_s, waited_s, done.slowest, behind_s), ended_s)
 
     def _ram_changed(self, entry: DiskEntry | None, nbytes: int) -> None:
         """Record in the journal that so many more bytes of `entry`, or of no array, are about to count as RAM."""
@@ -294,7 +319,17 @@ class Counters:
             [(*origin, *values(counters)) for origin, counters in self._origins.values()],
             [(entry.sequence, entry.nbytes, numbers[id(entry.counters)], self._step_of(entry.label)) for entry in live],
             None if self._ram is None else list(self._ram.items()),
+            self._communication_sums(),
         )
+
+    def _communication_sums(self) -> "events.CommunicationSums | None":
+        counted, rank = self.communication.counters, self._rank
+        if rank is None and not counted.collectives:
+            return None
+        return events.CommunicationSums(
+            counted.collectives, counted.sent_bytes, counted.received_bytes, counted.busy_s, counted.exposed_s,
+            list(counted.waited_for_s.items()), rank,
+        )  # fmt: skip
 
     def sample(self, disk_bytes: int) -> "events.Event":
         """Return the present bytes and counters. Called in any thread without the lock: not all are of one moment."""

@@ -174,6 +174,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._state.on_room = self._prefetcher.start_loads
         self._state.close_with(self)
         self._lifecycle.begin(self._writer.run)
+        self._state.listen()
 
     @property
     def directory(self) -> Path:

@@ -1,10 +1,13 @@
 """What a disk store holds, and whether it is open: the state that callers and the store's threads share."""
 
+import collections
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spillgrad import communication
 from spillgrad.bell import Bell
 from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
@@ -38,6 +41,9 @@ class StoreState(TierState[DiskEntry]):
         self.load_waits = False  # a prefetch waits for room: `on_room` is to be called
         self.readers = 0
         self._jobs = 0
+        self._collectives: collections.deque[tuple[float, communication.Collective]] = (
+            collections.deque()
+        )  # with their end
         # Failed writes that no caller was told of yet, by entry; None stands for the structure of the files.
         self.failures: dict[DiskEntry | None, SpillError] = {}
         self.on_step: Callable[[float, float, int], None] = lambda step_s, waited_s, moved_bytes: None
@@ -74,7 +80,7 @@ class StoreState(TierState[DiskEntry]):
     @property
     def has_posts(self) -> bool:
         """Whether something was posted, or an array died that is still counted. Called without the lock."""
-        return bool(self.posted) or self.tier.has_dead
+        return bool(self.posted) or bool(self._collectives) or self.tier.has_dead
 
     @property
     def is_in_use(self) -> bool:
@@ -83,6 +89,7 @@ class StoreState(TierState[DiskEntry]):
 
     def drain_posts(self) -> None:
         super().drain_posts()
+        self._record_collectives()
         if self.load_waits and not self.closing:
             self.on_room()
         if self._retiring and not self.entries:
@@ -111,6 +118,24 @@ class StoreState(TierState[DiskEntry]):
             self.bell.ring()
             self.changed.notify_all()
 
+    def listen(self) -> None:
+        """Record the rank of this process, and its collectives from now on."""
+        if (member := communication.member()) is not None:
+            with self.lock:
+                self.counters.joined(member)
+        communication.listen(self)
+
+    def note_collective(self, collective: communication.Collective) -> None:
+        """Record a collective soon. Takes no lock: who has the lock may be waiting for the collective's end."""
+        if not (self.closing or self.ended):
+            self._collectives.append((time.perf_counter(), collective))
+
+    def _record_collectives(self) -> None:
+        while self._collectives:
+            if (member := communication.member()) is not None:  # it may have joined after the store was made
+                self.counters.joined(member)
+            self.counters.communicated(*self._collectives.popleft())
+
     def end(self, why: SpillError) -> None:
         """Make the store unusable because a thread died: from now on callers get the error `why`."""
         self.ended = why
@@ -135,6 +160,7 @@ class StoreState(TierState[DiskEntry]):
 
     def clear(self) -> None:
         """Release every entry. No thread may be reading or writing one."""
+        self._record_collectives()
         self.schedule.end_step(remember=not self._passing)
         for entry in list(self.entries.values()):
             entry.references = 1
@@ -153,6 +179,7 @@ class StoreState(TierState[DiskEntry]):
         self.entries, self._by_key, self.freed = {}, {}, []
         self._passing = 0
         self.posted.clear()
+        self._collectives.clear()
         self.readers = self._jobs = 0
         self.closing = True
         self.ended = why

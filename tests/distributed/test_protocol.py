@@ -1,12 +1,17 @@
 """The protocol without MPI: in whatever order messages arrive, results are the same, and no damage is used."""
 
+import functools
+
 import numpy as np
 import pytest
 
+import spillgrad as sg
 from spillgrad.distributed import collective_steps, protocol
-from spillgrad.distributed.protocol import alone
+from spillgrad.distributed.protocol import Steps, alone
 from spillgrad.errors import DistributedError
-from spillgrad.nn.parallel.gradient_reducer import reduce_gradients
+from spillgrad.nn.parallel.gradient_reducer import Bucket, Former, reduce_gradients
+from spillgrad.spill.offload.shards import ranges, reduce_shards
+from spillgrad_kernels.cpu.optim import CHUNK
 from tests.distributed.network import Wire, call_all, protocols, run
 
 SIZES = [1, 2, 3, 5, 8]
@@ -159,12 +164,12 @@ def test_an_error_in_one_call_reaches_who_waits():
 
 def gradients(size: int, divisor: float, has: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     parts = [slice(0, 7), slice(7, 5000), slice(5000, 5001), slice(5001, 20_000)]
-    before = [None, values(90, 4993), values(91, 1), None]
+    before = [None, Former(7, values(90, 4993)), Former(5000, values(91, 1)), None]
     flats = [values(rank, 20_000) for rank in range(size)]
     wanted = np.zeros(20_000, np.float32)
     for number, part in enumerate(parts):
         former = before[number]
-        terms = [] if former is None else [former]
+        terms = [] if former is None else [former.array]
         terms += [flats[rank][part] / np.float32(divisor) for rank in range(size) if has[rank, number]]
         for place, term in enumerate(terms):
             wanted[part] = term if place == 0 else wanted[part] + term
@@ -187,6 +192,52 @@ def test_gradients_add_up_on_top_of_those_before_as_far_as_ranks_have_them(size:
     there = np.repeat(has.any(0) | [False, True, True, False], [7, 4993, 1, 14_999])
     for flat in flats:
         assert flat[there].tobytes() == wanted[there].tobytes()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_rank_has_a_run_of_whole_chunks_of_a_bucket(size: int):
+    parameters = [sg.zeros(*shape) for shape in ((7,), (100, 123), (), (3 * CHUNK,), (0,), (CHUNK + 1,))]
+    bucket = Bucket(range(6), parameters)
+    runs, parts = ranges(bucket, size)
+    assert np.concatenate([np.arange(bucket.size)[each] for each in runs]).tolist() == list(range(bucket.size))
+    chunks = [sum(-(-(of[rank].stop - of[rank].start) // CHUNK) for of in parts) for rank in range(size)]
+    assert max(chunks) - min(chunks) <= 1
+    for parameter, part, of_ranks in zip(parameters, bucket.parts, parts, strict=True):
+        assert sum(each.stop - each.start for each in of_ranks) == parameter.numel()
+        for each, of_bucket in zip(of_ranks, runs, strict=True):
+            assert each.start % CHUNK == 0 or each.start == each.stop
+            if each.start < each.stop:
+                assert of_bucket.start <= part.start + each.start
+                assert part.start + each.stop <= of_bucket.stop
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_rank_gets_its_part_of_the_sum_of_gradients(size: int):
+    parameters = [sg.zeros(count) for count in (7, 3 * CHUNK + 5, 1, CHUNK)]
+    bucket = Bucket(range(4), parameters)
+    runs, parts = ranges(bucket, size)
+    has = np.random.default_rng(size).random((size, 4)) < 0.7
+    flats = [values(rank, bucket.size) for rank in range(size)]
+    sums = values(90, bucket.sizes[1])
+    totals = [np.full(each.stop - each.start, np.nan, np.float32) for each in runs]
+
+    def steps(rank: int) -> Steps:
+        own = parts[1][rank]
+        before = [None, Former(bucket.parts[1].start + own.start, sums[own]), None, None]
+        return reduce_shards(rank, flats[rank], runs, totals[rank], bucket.parts, has[rank], before, 2.0)
+
+    wire = Wire(size)
+    ranks = protocols(wire, size)
+    calls = call_all(ranks, "gradients", steps)
+    run(wire, ranks)
+    for call in calls:
+        assert call.wait(0).tolist() == has.any(0).tolist()
+    found = np.concatenate(totals)
+    for number, part in enumerate(bucket.parts):
+        terms = [sums] if number == 1 else []
+        terms += [flats[rank][part] / np.float32(2) for rank in range(size) if has[rank, number]]
+        if terms:
+            assert found[part].tobytes() == functools.reduce(np.add, terms).tobytes()
 
 
 def test_a_process_alone_does_the_same_steps():

@@ -21,6 +21,7 @@ from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.journal_state import JournalState
 from spillgrad.inspection.memory_viz import write_memory_viz
 from spillgrad.inspection.perfetto import write_perfetto
+from spillgrad.inspection.ranks import distributed_runs
 from spillgrad.inspection.runs import spans
 from spillgrad.inspection.unflushed import placed_array
 from spillgrad.storage import inspect
@@ -53,7 +54,8 @@ def look(path: Path) -> None:
         assert run.state in ("finished", "dead")
         for _ in spans(run):
             pass
-        write_perfetto(run, path.with_name("trace.json"), overwrite=True)
+        for each in (run, *distributed_runs(found.runs)):
+            write_perfetto(each, path.with_name("trace.json"), overwrite=True)
         with contextlib.suppress(ArgumentError):  # it does not tell of RAM
             write_memory_viz(run, path.with_name("memory.pickle"), overwrite=True)
         for key in ("module", "op", "dtype", "step"):
@@ -101,10 +103,11 @@ def test_a_damaged_journal_gives_an_answer_or_a_clear_error(tmp_path: Path, soun
 
 # What fields may hold, in lines of events that are right but for that.
 EVENTS = ["pack", "label", "keep", "share", "write", "read", "wait", "fail", "free", "phase", "step", "plan", "sample"]
-EVENTS += ["shrink", "totals", "end", "lost", "place", "change", "flush", "ram", ""]
+EVENTS += ["shrink", "totals", "end", "lost", "place", "change", "flush", "ram", "rank", "collective", ""]
 FIELDS = "t array bytes took module op slot dtype step stored ahead in phase number plan moved lines reason"
 FIELDS += " ram peak_ram hot live disk rss sampled shrunk arrays happened to totals"
 FIELDS += " segment dataset shape pieces xxh3_64 codec order chunks"
+FIELDS += " rank ranks group zero error what sent received waited slowest behind"
 PLACE = {"segment": "segment-00000.h5", "dataset": "00000001", "shape": [8], "pieces": [[4096, 8]]}
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),

@@ -15,6 +15,7 @@ from spillgrad.storage.disk.chunks import TOLD_PIECES_MAX
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Name = Annotated[str, msgspec.Meta(max_length=1000)] | None
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 16))]
 
 # The number in place of an array's, for bytes that are of no array.
 NO_ARRAY = -1
@@ -180,6 +181,35 @@ class Plan(Event, tag="plan", gc=False):
     events: Count | UnsetType = UNSET
 
 
+class Rank(Event, tag="rank", gc=False):
+    """The process is rank `rank` of `ranks` that train together.
+
+    `group` is a name that they share; `zero` is when the run began, in seconds since 1970 by the clock of rank 0, to
+    within `error` seconds. Each is None if it is unknown.
+    """
+
+    rank: RankNumber = 0
+    ranks: RankNumber = 1
+    group: Name = None
+    zero: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    error: Seconds | None = None
+
+
+class Collective(Event, tag="collective", gc=False):
+    """A collective ended. The program stood still for `waited` of the seconds that the collective `took`.
+
+    The messages of the rank `slowest` came last, and were awaited for `behind` seconds.
+    """
+
+    what: Name = None
+    sent: Count = 0
+    received: Count = 0
+    took: Seconds = 0.0
+    waited: Seconds = 0.0
+    slowest: RankNumber | None = None
+    behind: Seconds = 0.0
+
+
 class Sample(Event, tag="sample", gc=False):
     """The bytes that the store holds at this moment, and its counters."""
 
@@ -225,6 +255,18 @@ OriginSums = tuple[
 ]  # fmt: skip
 
 
+class CommunicationSums(msgspec.Struct):
+    """Sums of all collectives; `waited_for` has (rank, seconds) of ranks for which the program stood still."""
+
+    collectives: Count = 0
+    sent: Count = 0
+    received: Count = 0
+    busy: Seconds = 0.0
+    exposed: Seconds = 0.0
+    waited_for: list[tuple[RankNumber, Seconds]] = []
+    rank: Rank | None = None
+
+
 class Sums(msgspec.Struct):
     """Sums of all earlier events; `live` has (number, bytes, index into `origins`, training step) of live arrays.
 
@@ -237,6 +279,7 @@ class Sums(msgspec.Struct):
     origins: list[OriginSums]
     live: list[tuple[Count, Count, Count, int | None]]
     ram: list[tuple[int, Count]] | None = None
+    communication: CommunicationSums | None = None
 
 
 class Totals(Event, tag="totals", gc=False):
@@ -259,6 +302,6 @@ class Lost(Event, tag="lost", gc=False):
 
 AnyEvent = (
     Pack | Label | Keep | Share | Change | Free | Ram | Place | Write | Read | Shrink | Wait | Fail | Flush | Phase
-    | Step | Plan | Sample | Totals | End | Lost
+    | Step | Plan | Rank | Collective | Sample | Totals | End | Lost
 )  # fmt: skip
 encoder = msgspec.json.Encoder()

@@ -114,15 +114,20 @@ class Journal:
         self._sample, self._summary = sample, summary
         self._sampled_s = self._sample_at = 0.0
 
-    def add(self, event: "events.Event") -> None:
-        """Add an event that happens now."""
+    def add(self, event: "events.Event", at_s: float | None = None) -> None:
+        """Add an event that happens now, or happened at `at_s`, by `time.perf_counter`."""
         if self._is_over:
             return
         t = time.perf_counter() - self._began_s
         if t >= self._sample_at:
             self._take_sample(t)
-        event.t = round(t, 6)
+        event.t = round(t if at_s is None else max(at_s - self._began_s, 0.0), 6)
         self._lines.append(event)
+
+    @property
+    def began_s(self) -> float:
+        """When the run began, by `time.perf_counter`."""
+        return self._began_s
 
     def sample_next(self) -> None:
         """Take a sample with the next event, unless one was taken just before."""

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 from rich.console import Console
+from rich.console import Group as Lines
+from rich.text import Text
 
 from spillgrad.errors import ArgumentError
 from spillgrad.inspection.find import is_segment_file, require_not_stored
 from spillgrad.inspection.memory_viz import write_memory_viz
 from spillgrad.inspection.perfetto import write_perfetto
 from spillgrad.inspection.printable import printable
+from spillgrad.inspection.ranks import distributed_runs, inspect_together
 from spillgrad.inspection.runs import inspect, inspect_one
 from spillgrad.inspection.segments import inspect_segment
 from spillgrad_tools.inspect import json_output
@@ -16,6 +19,7 @@ from spillgrad_tools.inspect import tables as inspect_tables
 from spillgrad_tools.inspect.array import show_array
 from spillgrad_tools.inspect.groups import choose
 from spillgrad_tools.inspect.options import InspectOptions
+from spillgrad_tools.inspect.ranks import of_distributed
 from spillgrad_tools.inspect.segment import is_sound, of_segment
 from spillgrad_tools.inspect.tree import segment_as_dict, show_tree
 from spillgrad_tools.inspect.watch import watch
@@ -46,7 +50,7 @@ def run(options: InspectOptions) -> bool:
             _say_wrote(options.html)
     elif options.perfetto is not None:
         require_not_stored(options.perfetto)
-        write_perfetto(inspect_one("perfetto", options.path), options.perfetto, options.force)
+        write_perfetto(inspect_together("perfetto", options.path), options.perfetto, options.force)
         _say_wrote(options.perfetto)
     elif options.memory_viz is not None:
         require_not_stored(options.memory_viz)
@@ -91,11 +95,16 @@ def _show_runs(options: InspectOptions) -> bool:
         json_output.show(json_output.of_runs(found, by, options.sort, options.top))
     else:
         console = Console()
-        if len(found.runs) == 1:
+        together = distributed_runs(found.runs)
+        if len(together) == 1 and 1 < len(together[0].ranks) == len(found.runs):
+            show(console, of_distributed(found.path, together[0], console.width))
+        elif len(found.runs) == 1:
             groups = choose(found.runs[0], by, options.sort, options.top or TOP)
             show(console, inspect_tables.of_run(found.runs[0], groups, console.width))
         else:
             show(console, inspect_tables.of_runs(found.path, found.runs, console.width))
+            if together:
+                show(console, Lines(Text(), of_distributed(found.path, together[-1], console.width)))
     return not any(run.damaged_lines for run in found.runs)
 
 

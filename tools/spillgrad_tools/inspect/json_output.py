@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from spillgrad.inspection.ranks import distributed_runs
 from spillgrad.inspection.records import Inspection
 from spillgrad.storage.origin_counters import Origin
+from spillgrad_tools.inspect import ranks
 from spillgrad_tools.inspect.groups import choose
 from spillgrad_tools.paged import write
 
@@ -26,7 +28,7 @@ def of_runs(found: Inspection, by: str, sort: str | None, top: int | None) -> di
         # An origin cannot be the key of a JSON object.
         origins = [{**origin._asdict(), **_fields(moved)} for origin, moved in run.origins.items()]
         runs.append({**_fields(run), "origins": origins, "groups": choose(run, by, sort, top)})
-    return {"path": found.path, "runs": runs}
+    return {"path": found.path, "runs": runs, "distributed": [*map(ranks.as_dict, distributed_runs(found.runs))]}
 
 
 def show(document: Mapping[str, Any]) -> None:

@@ -90,6 +90,8 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         yield "process", f"{run.process} on {_known(run.host)}"
     if run.command:
         yield "command", printable(run.command)
+    if (told := run.rank) is not None:
+        yield "rank", f"{told.rank} of {told.ranks} that train together"
     if run.version:
         yield "version", f"spillgrad {printable(run.version)}"
     yield "began", f"{began(run)}, {'for' if run.state != 'live' else 'until now'} {format_duration(run.duration_s)}"
@@ -112,6 +114,16 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
         for cause, waited_s in (("room", stats.wait_write_s), ("reads", stats.wait_read_s))
     ]
     yield "waited", ", ".join(waits)
+    if told is not None and (counters := told.counters).collectives:
+        moved = f"{format_bytes(counters.sent_bytes)} sent, {format_bytes(counters.received_bytes)} received"
+        yield "communication", f"{moved} in {many(counters.collectives, 'collective')}"
+        yield (
+            "",
+            ", ".join(
+                f"{format_duration(each_s)} {word} ({percent(each_s, run.duration_s)} of the time)"
+                for word, each_s in (("exposed", counters.exposed_s), ("hidden", counters.hidden_s))
+            ),
+        )
     budget = run.settings.budget_bytes
     of = "" if budget is None else f" of {format_bytes(budget)} ({percent(stats.peak_ram_bytes, budget)})"
     now = f", now {format_bytes(stats.ram_bytes)}" if run.state == "live" else ""

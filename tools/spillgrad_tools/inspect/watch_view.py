@@ -11,10 +11,12 @@ from rich.segment import Segment
 from rich.text import Text
 
 from spillgrad.inspection.printable import printable
+from spillgrad.inspection.ranks import DistributedRun
 from spillgrad.inspection.records import Run, Sample
 from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools.inspect.fitted_table import GAP, fitting
+from spillgrad_tools.inspect.fitted_table import GAP, Column, fitting
 from spillgrad_tools.inspect.groups import COLUMNS
+from spillgrad_tools.inspect.ranks import rank_columns, rank_rows
 from spillgrad_tools.inspect.tables import group_column
 from spillgrad_tools.inspect.words import HIT, ram_parts
 from spillgrad_tools.quantities import format_duration, many, percent, short_bytes
@@ -46,13 +48,17 @@ _NOTHING = Sample(**{field.name: 0 for field in dataclasses.fields(Sample)})
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A run `now_s` seconds after it began: its phase, its training step, and in words how it `ended`, if it did."""
+    """A run `now_s` seconds after it began: its phase, its training step, and in words how it `ended`, if it did.
+
+    `ranks` has the runs of all processes that train together; it is None for a process alone.
+    """
 
     run: Run
     now_s: float
     phase: str | None
     ended: str | None = None
     step: int | None = None
+    ranks: DistributedRun | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +86,8 @@ class View:
             least = max(reversed(lines), key=lambda line: line.rank)
             lines = [line for line in lines if line is not least]
         texts = [line.text for line in lines]
-        texts += _operations(self._watched.run, width, height - len(lines) - len(last))
+        texts += _ranks(self._watched.ranks, width, height - len(texts) - len(last))
+        texts += _operations(self._watched.run, width, height - len(texts) - len(last))
         texts += [Text()] * (height - len(texts) - len(last))
         yield from _cut(console, [*texts, *last], width, height)
 
@@ -150,6 +157,8 @@ def _head(watched: Watched) -> Text:
     state = run.state if watched.ended is None else "ended"
     head.append(f"  {state}", style="bold green" if watched.ended is None else "bold yellow")
     head.append(f"  {format_duration(watched.now_s)}")
+    if run.rank is not None:
+        head.append(f"  rank {run.rank.rank} of {run.rank.ranks}")
     if run.process is not None:
         head.append(f"  process {run.process}" + (f" on {printable(run.host, 60)}" if run.host else ""), style="dim")
     return head
@@ -256,8 +265,23 @@ def _operations(run: Run, width: int, room: int) -> list[Text]:
         return []
     waited = dataclasses.replace(group_column("wait", groups), worth=len(COLUMNS))  # the last to be left out
     columns = [waited, *(group_column(name, groups) for name in ("read", "written", "packed"))]
-    # A table of rich would take longer to draw than the rest of the view.
-    names = ["waited longest for", *(printable(group.name, 40) for group in groups)]
+    return _table("waited longest for", [printable(group.name, 40) for group in groups], columns, width)
+
+
+def _ranks(found: DistributedRun | None, width: int, room: int) -> list[Text]:
+    """Return a table, of at most `room` lines, of the ranks: of all, or of those that the others waited for most."""
+    if found is None or room < 3:
+        return []
+    shown = rank_rows(found)
+    if len(shown) > room - 2:
+        shown = sorted(shown, key=lambda row: -row.awaited_s)[: room - 2]
+    columns = rank_columns(shown)
+    return _table("rank", [f"{row.rank} of {found.size}" for row in shown], columns, width)
+
+
+def _table(head: str, names: Sequence[str], columns: Sequence[Column], width: int) -> list[Text]:
+    """Return the lines of a table below an empty line; one of rich takes longer to draw than the rest of the view."""
+    names = [head, *names]
     widest = max(map(cell_len, names))
     kept, short = fitting(columns, width - widest)
     rows = [[each.head, *(each.short if short else each.cells)] for each in kept]

@@ -16,8 +16,9 @@ from spillgrad.errors import ArgumentError
 from spillgrad.inspection.advice import advise
 from spillgrad.inspection.find import require_not_stored
 from spillgrad.inspection.printable import printable
+from spillgrad.inspection.ranks import DistributedRun, inspect_together, parts
 from spillgrad.inspection.records import Advice, Run, Span
-from spillgrad.inspection.runs import inspect_one, spans
+from spillgrad.inspection.runs import spans
 from spillgrad_tools.inspect.words import beyond_budget
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.report import data as report_data
@@ -29,6 +30,8 @@ from spillgrad_tools.report import timeline as report_timeline
 NEEDED = ("jinja2", "plotly")
 SCRIPTS = ("page.js", "time.js", "modules.js", "tables.js")
 MOST_FAILURES = 100
+# The most ranks that the timeline shows.
+MOST_RANKS = 16
 
 
 def require_packages(option: str) -> None:
@@ -46,17 +49,20 @@ def report(path: Path, page_path: Path) -> None:
     """
     require_packages("--html")
     require_not_stored(page_path)
-    run = inspect_one("report", path)
-    write_report(run, spans(run), advise(run), page_path)
+    found = inspect_together("report", path)
+    run, together = (found, None) if isinstance(found, Run) else (found.first, found)
+    write_report(run, spans(run), advise(run), page_path, together)
 
 
-def write_report(run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path) -> None:
-    """Write the page of a run to `path`, whole or not at all; an existing file is replaced.
+def write_report(
+    run: Run, timed: Iterable[Span], advice: Sequence[Advice], path: Path, together: DistributedRun | None = None
+) -> None:
+    """Write the page of a run to `path`, whole or not at all; an existing file is replaced. See `page`.
 
     Raises ArgumentError if a package is missing. Raises OSError if the page cannot be written.
     """
     require_packages(f"a page to write, {path}")
-    text = page(run, timed, advice).encode()
+    text = page(run, timed, advice, together).encode()
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(text)  # a pipe or a terminal is written to, not replaced
@@ -75,15 +81,18 @@ def _replace(path: Path, text: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
-def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
-    """Return the page of a run as HTML that contains all scripts, styles and data."""
+def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice], together: DistributedRun | None = None) -> str:
+    """Return the page of a run as HTML that contains all scripts, styles and data.
+
+    If `run` is of one of several processes, the timeline and a table also show those of `together`.
+    """
     import jinja2
     from markupsafe import Markup, escape
     from plotly.offline import get_plotlyjs
 
     data: dict[str, Any] = {
         "memory": report_data.memory(run),
-        "timeline": report_timeline.timeline(report_timeline.Spans(timed)),
+        "timeline": report_timeline.timeline(_spans(run, timed, together)),
         "modules": report_data.modules(run.origins),
         "steps": [[name, step.began_s, step.took_s] for name, step in zip(run.step_names(), run.steps, strict=True)],
         "from_s": run.first_s,
@@ -112,7 +121,8 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         disk_words=report_text.disk_words(run),
         lanes_words=", ".join(lane["name"] for lane in data["timeline"]["lanes"]),
         names=report_tables.NAMES,
-        tables=report_tables.tables(run),
+        tables=[*report_tables.of_ranks(together), *report_tables.tables(run)],
+        ranks_words=report_text.ranks(run, together),
         settings=report_text.settings(run),
         failures=[(format_duration(f.t), printable(f.reason, 1000)) for f in run.failures[-MOST_FAILURES:]],
         duration=format_duration,
@@ -121,6 +131,18 @@ def page(run: Run, timed: Iterable[Span], advice: Sequence[Advice]) -> str:
         scripts=[Markup(script) for script in scripts],
         styles=Markup(_part("page.css")),
     )
+
+
+def _spans(run: Run, timed: Iterable[Span], together: DistributedRun | None) -> report_timeline.Spans:
+    """Return the spans of the run and of those beside it; times count from the beginning of the run."""
+    if together is None:
+        return report_timeline.Spans(timed)
+    shown = parts(together)[:MOST_RANKS]
+    zero_s = next(each.zero_s for each in parts(together) if each.run is run)
+    return report_timeline.Spans(
+        *(timed if each.run is run else spans(each.run) for each in shown),
+        parts=[each.name for each in shown], zeros_s=[each.zero_s - zero_s for each in shown],
+    )  # fmt: skip
 
 
 def _part(name: str) -> str:

@@ -5,10 +5,12 @@ import statistics
 from typing import NamedTuple
 
 from spillgrad.inspection.printable import printable
+from spillgrad.inspection.ranks import DistributedRun
 from spillgrad.inspection.records import Advice, Run
 from spillgrad.storage.sizes import format_bytes
+from spillgrad_tools.inspect.ranks import missing_words, straggler_words
 from spillgrad_tools.inspect.words import died
-from spillgrad_tools.quantities import format_duration
+from spillgrad_tools.quantities import format_duration, many
 
 _MIB = 1 << 20
 
@@ -54,6 +56,25 @@ def headline(run: Run) -> str:
     causes = ", ".join(f"{format_duration(each)} {what}" for each, what in parts if each)
     share = f" ({format_share(waited_s, run.duration_s)} of the time)" if run.duration_s else ""
     return f"{came} {moved} Callers waited {format_duration(waited_s)}{share}: {causes}."
+
+
+def ranks(run: Run, together: DistributedRun | None) -> list[str]:
+    """Return sentences about the processes that trained together, and about what of the page is of which."""
+    if together is None or run.rank is None:
+        return []
+    error_s = together.clock_error_s
+    clocks = "as each machine's clock says" if error_s is None else f"aligned to within {format_duration(error_s)}"
+    missing = missing_words(together)
+    return [
+        f"{many(together.size, 'rank')} trained together. {_sentence(straggler_words(together))}"
+        + (f" {_sentence(missing)}" if missing else ""),
+        f"The timeline and the table by rank show all ranks, with times {clocks}. All else is of rank {run.rank.rank}; "
+        "the journal of another rank gives its page.",
+    ]
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def figures(run: Run) -> list[Figure]:

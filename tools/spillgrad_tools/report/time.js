@@ -124,9 +124,10 @@ if (data.memory.t.length) {
 
 const KIND_COLOURS = {
   forward: "blue", backward: "purple", update: "grey", "wait for room": "vermilion", "wait for data": "text",
+  "wait for ranks": "vermilion", collective: "green",
   write: "orange", read: "sky", "read ahead": "green",
 };
-const VERB = { write: "writes", read: "reads", "read ahead": "reads ahead" };
+const VERB = { write: "writes", read: "reads", "read ahead": "reads ahead", collective: "collectives" };
 const LEAST_PX = 2;
 
 // What is in sight, with bars that begin in the same few pixels as one: never more than a screen can show.
@@ -173,7 +174,7 @@ if (data.timeline.spans) {
   const top = (lane) => lanes[lane].first_row + lane * 0.5;
   const used = data.timeline.bars.filter((bars) => bars.began.length);
   plotOverTime("timeline-plot", (plot) => {
-    legend("timeline-legend", used.map(({ kind }) => [kind, KIND_COLOURS[kind]]));
+    legend("timeline-legend", [...new Set(used.map(({ kind }) => kind))].map((kind) => [kind, KIND_COLOURS[kind]]));
     const pixels = Math.max(100, plot.clientWidth - LEFT_PX - 12);
     const traces = used.map((bars) => {
       const found = inSight(bars, top(bars.lane), pixels), pixel = (shown[1] - shown[0]) / pixels;

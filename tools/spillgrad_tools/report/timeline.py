@@ -1,11 +1,11 @@
 """The timeline of a report: spans in lanes; short spans are merged if there are more than a page can hold."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spillgrad.inspection.printable import origin_name
 from spillgrad.inspection.records import Span
 from spillgrad.storage.origin_counters import Origin
 
@@ -21,40 +21,60 @@ EXACT = 2**53
 
 LANES = (
     ("computing", ("forward", "backward", "update")),
-    ("waiting", ("wait for room", "wait for data")),
+    ("waiting", ("wait for room", "wait for data", "wait for ranks")),
+    ("communicating", ("collective",)),
     ("writing", ("write",)),
     ("reading, asked for", ("read",)),
     ("reading ahead", ("read ahead",)),
 )
 KINDS = tuple(kind for _, kinds in LANES for kind in kinds)
 _LANE_OF = np.array([lane for lane, (_, kinds) in enumerate(LANES) for _ in kinds])
+# A run alone has no lanes for these.
+_OF_RANKS = ("communicating",)
 _NUMBER_OF = {kind: number for number, kind in enumerate(KINDS)}
-_COLUMNS = {"kind": "i1", "name": "i4", "began_s": "f8", "took_s": "f8", "nbytes": "i8", "array": "i8"}
+_COLUMNS = {"part": "i4", "kind": "i1", "name": "i4", "began_s": "f8", "took_s": "f8", "nbytes": "i8", "array": "i8"}
 
 
 class Spans:
-    """The spans of a run as NumPy arrays, one a column: a span takes 40 bytes, in place of some 300 as a `Span`."""
+    """The spans of runs as NumPy arrays, one a column: a span takes 40 bytes, in place of some 300 as a `Span`.
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    `parts` names the runs: one alone has no name. `zeros_s` are added to the times of each.
+    """
+
+    def __init__(self, *timed: Iterable[Span], parts: Sequence[str] = ("",), zeros_s: Sequence[float] = (0.0,)) -> None:
+        self.parts = list(parts)
         self.names: list[str] = []
-        self._number_of: dict[Origin, int] = {}
-        rows = (self._row(kind, span) for span in spans if (kind := _NUMBER_OF.get(span.title)) is not None)
+        self._number_of: dict[tuple[Origin, str | None, int | None], int] = {}
+        rows = (
+            self._row(part, kind, span)
+            for part, spans in enumerate(timed)
+            for span in spans
+            if (kind := _NUMBER_OF.get(span.title)) is not None
+        )
         found = np.fromiter(rows, np.dtype([*_COLUMNS.items()], align=True))
-        self.kind, self.name, self.began_s, self.took_s, self.nbytes, self.array = (found[each] for each in _COLUMNS)
+        self.part, self.kind, self.name, began_s, self.took_s, self.nbytes, self.array = (found[c] for c in _COLUMNS)
+        self.began_s = began_s + np.asarray(zeros_s)[self.part]
 
     def __len__(self) -> int:
         return len(self.kind)
 
-    def _row(self, kind: int, span: Span) -> tuple[float, ...]:
-        if span.origin not in self._number_of:
-            self._number_of[span.origin] = self._name(span.origin)
-        array = span.array if span.array is not None and 0 <= span.array < EXACT else -1
-        return kind, self._number_of[span.origin], span.began_s, max(span.took_s, 0.0), span.nbytes, array
+    @property
+    def lane(self) -> np.ndarray:
+        """The lane of each span: those of the first run come first."""
+        found: np.ndarray = self.part * len(LANES) + _LANE_OF[self.kind]
+        return found
 
-    def _name(self, origin: Origin) -> int:
-        if origin == Origin() or len(self.names) >= MOST_NAMES:
+    def _row(self, part: int, kind: int, span: Span) -> tuple[float, ...]:
+        about = span.origin, span.what, span.slowest
+        if about not in self._number_of:
+            self._number_of[about] = self._name(span)
+        array = span.array if span.array is not None and 0 <= span.array < EXACT else -1
+        return part, kind, self._number_of[about], span.began_s, max(span.took_s, 0.0), span.nbytes, array
+
+    def _name(self, span: Span) -> int:
+        if (span.origin == Origin() and span.what is None) or len(self.names) >= MOST_NAMES:
             return -1
-        self.names.append(origin_name(origin))
+        self.names.append(span.name)
         return len(self.names) - 1
 
 
@@ -66,13 +86,25 @@ def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
     """
     rows = _rows(spans)
     below_s, cells = _merged(spans, rows, most_bars)
-    lanes, first_row = [], 0
-    for number, (title, _) in enumerate(LANES):
-        count = int(rows[_LANE_OF[spans.kind] == number].max(initial=0)) + 1
-        lanes.append({"name": title, "first_row": first_row, "rows": count})
+    lanes: list[dict[str, Any]] = []
+    place_of, first_row = {}, 0
+    lane_of = spans.lane
+    for number, (part, (title, _)) in enumerate(itertools.product(spans.parts, LANES)):
+        in_lane = rows[lane_of == number]
+        if not len(in_lane) and (part or title in _OF_RANKS):
+            continue
+        place_of[number] = len(lanes)
+        count = int(in_lane.max(initial=0)) + 1
+        name = f"{part}, {title.replace(',', '')}" if part else title
+        lanes.append({"name": name, "first_row": first_row, "rows": count})
         first_row += count
     bars = [
-        {"kind": kind, "lane": int(_LANE_OF[number]), **_bars(spans, rows, cells, np.flatnonzero(spans.kind == number))}
+        {
+            "kind": kind,
+            "lane": place_of.get(part * len(LANES) + int(_LANE_OF[number]), -1),  # a lane that is left out has no bars
+            **_bars(spans, rows, cells, np.flatnonzero((spans.kind == number) & (spans.part == part))),
+        }
+        for part in range(len(spans.parts))
         for number, kind in enumerate(KINDS)
     ]
     found = {"lanes": lanes, "bars": bars, "names": spans.names, "spans": len(spans)}
@@ -82,8 +114,8 @@ def timeline(spans: Spans, most_bars: int = MOST_BARS) -> dict[str, Any]:
 def _rows(spans: Spans) -> np.ndarray:
     """Return each span's row in its lane: the first row that is free when the span begins, else the last row."""
     rows = np.zeros(len(spans), np.int8)
-    ends: list[list[float]] = [[] for _ in LANES]
-    lanes, began, ended = _LANE_OF[spans.kind], spans.began_s, spans.began_s + spans.took_s
+    ends: list[list[float]] = [[] for _ in itertools.product(spans.parts, LANES)]
+    lanes, began, ended = spans.lane, spans.began_s, spans.began_s + spans.took_s
     for span in np.argsort(began, kind="stable").tolist():
         taken = ends[lanes[span]]
         start = began[span] + ROUNDING_S
@@ -108,10 +140,11 @@ def _merged(spans: Spans, rows: np.ndarray, most_bars: int) -> tuple[float, np.n
     if len(spans) <= most_bars:
         return 0.0, cells
     from_first_s = spans.began_s - spans.began_s.min()
-    lines = spans.kind.astype(np.int64) * MOST_ROWS + rows
+    count = len(KINDS) * MOST_ROWS * len(spans.parts)
+    lines = (spans.part.astype(np.int64) * len(KINDS) + spans.kind) * MOST_ROWS + rows
     below_s = max(float(from_first_s.max()), ROUNDING_S) / most_bars / 8
     while True:
-        cells[:] = np.floor(from_first_s / below_s).astype(np.int64) * (len(KINDS) * MOST_ROWS) + lines
+        cells[:] = np.floor(from_first_s / below_s).astype(np.int64) * count + lines
         cells[spans.took_s >= below_s] = -1
         if np.count_nonzero(cells < 0) + len(np.unique(cells[cells >= 0])) <= most_bars:
             return below_s, cells

@@ -102,6 +102,7 @@ def _run(
     try:
         with show_preparation(console):
             offload = _offload(options, out, journal)
+            ranks.share_clock()
             training = Training(settings, text, options.resume, offload, options.device, ranks)
         show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))

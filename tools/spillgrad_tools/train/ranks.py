@@ -1,12 +1,14 @@
 """The processes that train one model together: which batches each computes, and what they tell each other."""
 
 import dataclasses
+import secrets
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import spillgrad as sg
-from spillgrad import distributed
+from spillgrad import communication, distributed
 from spillgrad.distributed.process_group import launched
 from spillgrad.errors import DistributedError
 from spillgrad.nn.parallel import DistributedDataParallel
@@ -15,6 +17,8 @@ from spillgrad_tools.train.options import TrainSettings
 
 Item = TypeVar("Item")
 Parallel = DistributedDataParallel | sg.disk_offload
+# How often the ranks meet to compare their clocks: the meeting that took least says most.
+_MEETINGS = 16
 
 
 class Ranks:
@@ -26,6 +30,27 @@ class Ranks:
         self.rank, self.size = (
             (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
         )
+
+    def share_clock(self) -> None:
+        """Have the journals of all processes name one group, and tell times by the clock of rank 0.
+
+        No process leaves a meeting of all before the last has come. So each has left after each other has come, which
+        bounds how far their clocks are apart.
+        """
+        if self.size == 1:
+            return
+        group = self.firsts(secrets.token_hex(8))
+        meetings = []
+        for _ in range(_MEETINGS):
+            came_s = time.perf_counter()
+            distributed.barrier()
+            meetings.append((came_s, time.perf_counter()))
+        firsts_clock_s = self.firsts(time.time() - time.perf_counter())
+        firsts = self.firsts(meetings)
+        least_s = max(came_s - left_s for (came_s, _), (_, left_s) in zip(meetings, firsts, strict=True))
+        most_s = min(left_s - came_s for (_, left_s), (came_s, _) in zip(meetings, firsts, strict=True))
+        ahead_s, error_s = ((least_s + most_s) / 2, (most_s - least_s) / 2) if self.rank else (0.0, 0.0)
+        communication.join(communication.Member(self.rank, self.size, group, firsts_clock_s - ahead_s, error_s))
 
     @property
     def is_first(self) -> bool:
