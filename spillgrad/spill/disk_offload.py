@@ -254,7 +254,11 @@ class disk_offload(OffloadOwner):
     def _begin_training(self) -> OffloadedTraining:
         self._residents.allow_on_device(self._device_budget_bytes)
         common = (self._residents, self._step_in_backward, self._max_grad_norm)
-        training = OffloadedTraining(*common) if self._group is None else ShardedTraining(*common, self._group)
+        if self._group is None:
+            training = OffloadedTraining(*common)
+        else:
+            spare_bytes = self._residents.store.ram_budget - self.least_budget
+            training = ShardedTraining(*common, self._group, spare_bytes)
         training.take_model(self.model)
         if self.optimizer is not None:
             training.take_optimizer(self.optimizer)

@@ -18,8 +18,8 @@ from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.device.device import CPU, moved
-from spillgrad.distributed.collective_steps import all_gather, cut, windows
-from spillgrad.distributed.process_group import ProcessGroup, Work, begin
+from spillgrad.distributed.collective_steps import all_gather, broadcast, cut, windows
+from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
 from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.errors import GraphError
 from spillgrad.ops.creation import from_numpy
@@ -100,6 +100,8 @@ class BackwardBuckets:
         self._local: set[int] = set()  # gradients that were added up in this process alone
         self._run: Run | None = None
         self._next = 0  # buckets are sent in their order, which all ranks share
+        self._filled: list[int] = []  # buckets in the order in which this backward has filled them
+        self._is_in_order = False  # whether the buckets are in the order in which backward fills them
         handles = []
         reducer = weakref.ref(self)  # the parameters outlive it
         for place, parameter in enumerate(self._parameters):
@@ -123,18 +125,18 @@ class BackwardBuckets:
 
     def set_aside(self, place: int, parameter: Tensor) -> None:
         """Before backward adds to a gradient: take away what is there, so that backward leaves what it adds."""
-        run = outermost_run()
-        if run is None or not (self._is_armed or run is self._run):
+        backward = outermost_run()
+        if backward is None or not (self._is_armed or backward is self._run):
             if place not in self._local and parameter.grad is not None and self._refuses_more(parameter.grad):
                 raise GraphError(
                     f"{self._who}: {self._names[place]} has a sum over all processes, to which no_sync() would add "
                     "what this one has alone; use no_sync() first, or zero_grad()"
                 )
             return
-        if self._run is not run:
+        if self._run is not backward:
             self._forget()
-            self._run = run
-            run.at_end.append(self._end)
+            self._run = backward
+            backward.at_end.append(self._end)
         if place not in self._bucket_of[place].waits_for:
             raise GraphError(
                 f"{self._who}: {self._names[place]} got another gradient after the sum over all processes had begun, "
@@ -151,6 +153,8 @@ class BackwardBuckets:
             return
         bucket = self._bucket_of[place]
         bucket.waits_for.discard(place)
+        if not bucket.waits_for:
+            self._filled.append(self._buckets.index(bucket))
         self._hold(bucket, place)
         self._send_ready()
 
@@ -176,6 +180,7 @@ class BackwardBuckets:
     def _forget(self) -> None:
         """Forget a backward that failed, whose gradients are lost."""
         self._run, self._next = None, 0
+        self._filled.clear()
         self._before.clear()
         for bucket in self._buckets:
             bucket.begin()
@@ -209,9 +214,25 @@ class BackwardBuckets:
         """Send what is left, and replace the gradients by the results."""
         self._send_ready(all_of_them=True)
         self._finish()
+        if not self._is_in_order:
+            self._put_in_order()
         self._forget()
         self._local.clear()
         self._is_armed = False
+
+    def _put_in_order(self) -> None:
+        """Put the buckets into the order in which the first process has filled them; others would wait for their turn.
+
+        If its backward has filled none, as it had no batch, the next one decides.
+        """
+        others = [number for number in range(len(self._buckets)) if number not in self._filled]
+        order = np.array([*self._filled, *others])
+        if not self._filled:
+            order[:] = -1
+        run(self.group, "the order of gradients", broadcast(self.group.rank(), self.group.size(), 0, order))
+        if order[0] >= 0:
+            self._buckets = [self._buckets[number] for number in order]
+            self._is_in_order = True
 
 
 class GradientReducer(BackwardBuckets):

@@ -40,10 +40,12 @@ class ShardedTraining(OffloadedTraining):
     group: ProcessGroup
 
     def __init__(
-        self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None, group: ProcessGroup
-    ) -> None:
+        self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None, group: ProcessGroup,
+        spare_bytes: int,
+    ) -> None:  # fmt: skip
         super().__init__(residents, step_in_backward, max_grad_norm)
         self.group = group
+        self._spare_bytes = spare_bytes  # what the budget allows besides what a layer and an update need
         self.is_in_step = True  # False under no_sync()
         self._gatherer = Gatherer(group, residents)
         self.reducer: ShardReducer
@@ -60,8 +62,8 @@ class ShardedTraining(OffloadedTraining):
         self._share_first_values([tensor for _, tensor in tensors])
         squares = None if self._max_grad_norm is None else clip_grad.squares
         self.reducer = ShardReducer(
-            self.residents, self.group, trained, self._bucket_bytes(), self._put_gradient_in_store, squares,
-            self._gradients_are_there,
+            self.residents, self.group, trained, self._bucket_bytes(), self._spare_bytes, self._put_gradient_in_store,
+            squares, self._gradients_are_there,
         )  # fmt: skip
         self._buffers = [buffer for _, buffer in model.named_buffers()]
         model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)

@@ -100,6 +100,8 @@ class ShardReducer(BackwardBuckets):
         Parameters that require gradients, and their names.
     bucket_bytes : int
         The most bytes that are sent together, but for larger gradients.
+    spare_bytes : int
+        The most bytes that may be under way while backward computes.
     put_away : callable
         Moves the gradient of a parameter, whole or a part, to the store.
     squares : callable, optional
@@ -109,11 +111,12 @@ class ShardReducer(BackwardBuckets):
     """
 
     def __init__(
-        self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]],
-        bucket_bytes: int, put_away: Callable[[Tensor, str], None], squares: Callable[[Tensor], np.ndarray] | None,
+        self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int,
+        spare_bytes: int, put_away: Callable[[Tensor, str], None], squares: Callable[[Tensor], np.ndarray] | None,
         ended: Callable[[], None],
     ) -> None:  # fmt: skip
         super().__init__("disk_offload", group, named, bucket_bytes)
+        self._spare_bytes = spare_bytes
         self._residents, self._put_away, self._squares, self._ended = residents, put_away, squares, ended
         self._runs: dict[int, list[slice]] = {}
         self.parts: dict[int, list[slice]] = {}  # by the id of a parameter: the elements that each rank keeps
@@ -162,6 +165,8 @@ class ShardReducer(BackwardBuckets):
             )
             self._begin(bucket, number, before, steps)
             self._under_way.append(_UnderWay(bucket, total, stack.pop_all(), used_bytes, held))
+        del held, before
+        self._finish_all_but(_MOST_UNDER_WAY, self._spare_bytes)
 
     def _parts_before(self, bucket: Bucket) -> list[Former | None]:
         """Return this process's parts of the sums that were there before."""
