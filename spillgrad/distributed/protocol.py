@@ -11,7 +11,7 @@ import collections
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from spillgrad.errors import DistributedError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
 # What a rank called, and at which line of the user's program. The texts are cut; the digest is that of the whole text.
-_HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
+HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
 # How long a rank waits for others before it says so, and how often it says it again.
 _NOTICE_AFTER_S, _NOTICE_EVERY_S = 30.0, 300.0
 
@@ -58,15 +58,15 @@ class Network(Protocol):
 class Call:
     """A collective that this rank has called: what others wait for, and what it waits for itself."""
 
-    def __init__(self, number: int, what: str, place: str, steps: Steps, is_quiet: bool) -> None:
+    def __init__(self, number: int, what: str, place: str, steps: Steps, is_quiet: bool, now_s: float) -> None:
         self.number, self.what, self.place = number, what, place
         self.result: Any = None
         self.error: BaseException | None = None
         self._steps = steps
         self._is_quiet = is_quiet
         self._done = threading.Event()
-        self._began_s = self._told_s = time.monotonic()
-        self._headers = np.zeros(0, _HEADER)
+        self._began_s = self._told_s = now_s
+        self._headers = np.zeros(0, HEADER)
         self._messages: list[tuple[int, Message]] = []  # by the rank of the other side
         self._exchange: Exchange | None = None
         self._digests = np.zeros(0, np.uint64)
@@ -108,10 +108,18 @@ class GroupProtocol:
         Tags that no other group uses.
     timeout_s : float
         How long a call may take until it fails.
+    clock : callable, optional
+        Returns the time in seconds; by default, that of this machine.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int], network: Network, tags: range, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, ranks: Sequence[int], network: Network, tags: range, timeout_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.ranks = rank, tuple(ranks)
+        # Each rank begins with another one: if all sent to rank 0 first, it would receive while others wait.
+        self._others = [(rank + shift) % len(self.ranks) for shift in range(1, len(self.ranks))]
+        self._clock = clock
         self._network, self._tags, self.timeout_s = network, tags, timeout_s
         self._begun: collections.deque[Call] = collections.deque()
         self._lock = ForkSafeLock()
@@ -127,7 +135,7 @@ class GroupProtocol:
         with self._lock:
             if self.failure is not None:
                 raise DistributedError(str(self.failure))
-            call = Call(self._count, what, place, steps, is_quiet)
+            call = Call(self._count, what, place, steps, is_quiet, self._now_s())
             self._count += 1
             self._begun.append(call)
         return call
@@ -162,17 +170,19 @@ class GroupProtocol:
                     call._end(error=error)
             self._begun.clear()
 
+    def _now_s(self) -> float:
+        return time.monotonic() if self._clock is None else self._clock()
+
     def _tag(self, call: Call) -> int:
         # Exchanges of a call follow each other, and messages with one tag keep their order.
         return self._tags[call.number % len(self._tags)]
 
     def _post(self, call: Call, exchange: Exchange) -> None:
-        for other, rank in enumerate(self.ranks):
-            if other != self.rank:
-                self._post_one(call, other, rank, exchange.send[other], exchange.receive[other])
+        for other in self._others:
+            self._post_one(call, other, exchange.send[other], exchange.receive[other])
 
-    def _post_one(self, call: Call, other: int, rank: int, sent: np.ndarray, received: np.ndarray) -> None:
-        tag = self._tag(call)
+    def _post_one(self, call: Call, other: int, sent: np.ndarray, received: np.ndarray) -> None:
+        tag, rank = self._tag(call), self.ranks[other]
         if received.nbytes:
             call._messages.append((other, self._network.receive(rank, tag, received)))
         if sent.nbytes:
@@ -180,7 +190,7 @@ class GroupProtocol:
 
     def _send_header(self, call: Call) -> None:
         size = len(self.ranks)
-        call._headers = np.zeros(size, _HEADER)
+        call._headers = np.zeros(size, HEADER)
         own = call._headers[self.rank : self.rank + 1]
         own["number"], own["digest"] = call.number, xxhash.xxh3_64_intdigest(call.what.encode())
         own["what"], own["place"] = call.what.encode(), call.place.encode()
@@ -207,10 +217,9 @@ class GroupProtocol:
                 call._digests[0, other] = _digest(exchange.send[other])
         self._post(call, exchange)
         sent, received = ([call._digests[row, other : other + 1] for other in range(size)] for row in (0, 1))
-        for other, rank in enumerate(self.ranks):
-            if other != self.rank:
-                has_sent, has_received = exchange.send[other].nbytes > 0, exchange.receive[other].nbytes > 0
-                self._post_one(call, other, rank, sent[other][:has_sent], received[other][:has_received])
+        for other in self._others:
+            has_sent, has_received = exchange.send[other].nbytes > 0, exchange.receive[other].nbytes > 0
+            self._post_one(call, other, sent[other][:has_sent], received[other][:has_received])
 
     def _require_same(self, call: Call) -> None:
         headers = call._headers
@@ -238,7 +247,7 @@ class GroupProtocol:
 
     def _look_at_the_clock(self, call: Call) -> None:
         """Say which ranks are awaited for long. Raises DistributedError after the time-out."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if call._is_quiet or now_s - call._told_s < min(_NOTICE_AFTER_S, self.timeout_s):
             return
         missing = sorted({self.ranks[other] for other, message in call._messages if not message.done})
