@@ -60,9 +60,10 @@ class Lockstep:
     def _post(self, traffic: Traffic) -> float:
         """Send messages, and receive as many; return when the last one has arrived."""
         link = self._link
-        for count, nbytes in traffic:
-            busy_s = link.busy_s_per_message + nbytes * link.busy_s_per_byte
-            takes_s = nbytes / link.bytes_per_s
+        for messages in traffic:
+            count = messages.count
+            busy_s = link.busy_s_per_message + messages.nbytes * link.busy_s_per_byte
+            takes_s = messages.nbytes / link.bytes_per_s
             began_s = max(self._now_s, self._thread_s)
             self._thread_s = began_s + count * busy_s
             # The card waits for its former messages, for the first of these, or for the thread to hand over the last.

@@ -1,10 +1,10 @@
 """Run the protocol of many ranks in this process, over a simulated network, and tell how long it would take.
 
-Each rank is a host with a network card, which sends and receives at once. A card sends its messages one after the other,
-in the order in which they were given to it, and receives them one after the other, in the order in which their first
-bytes arrive. A switch between the cards keeps what a card cannot receive yet. Between first byte sent and first byte
-received lies the latency. Before a message is sent, the rank's thread is busy with it. A rank notices the end of an
-exchange a look later.
+Each rank is a host with a network card, which sends and receives at once. A card sends its messages one after the
+other, in the order in which they were given to it. It receives them one after the other, in the order in which their
+first bytes arrive; a switch between the cards keeps what a card cannot receive yet. Between first byte sent and first
+byte received lies the latency. Before a message is sent, the rank's thread is busy with it. A rank notices the end of
+an exchange a look later.
 """
 
 import collections
@@ -21,7 +21,7 @@ _TAGS = range(1 << 12)
 
 
 class _End:
-    """One end of a message; the other end is the same object's twin, of another rank."""
+    """One end of a message."""
 
     __slots__ = ("array", "done")
 

@@ -4,8 +4,8 @@ The numbers are those of an average rank: all ranks together send exactly as man
 each other in one exchange, so its messages are of one or two sizes.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from spillgrad.distributed.collective_steps import windows
 from spillgrad.distributed.protocol import HEADER
@@ -13,7 +13,8 @@ from spillgrad.distributed.protocol import HEADER
 _DIGEST_BYTES = 8
 
 
-class Messages(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Messages:
     """Messages of an average rank to others: how many, and how many bytes each of them has."""
 
     count: float

@@ -47,7 +47,8 @@ def measure_link(group: ProcessGroup, seconds: float = 2.0) -> Link:
         run(group, "measuring the latency", collective_steps.all_reduce(group.rank(), size, np.ones(1), np.add))
         latencies.append(time.perf_counter() - began_s)
     latency_s = max(0.0, statistics.median(latencies) / _EXCHANGES_OF_SMALL - LOOK_S)
-    rates, per_bytes = [], []
+    rates: list[float] = []
+    per_bytes: list[float] = []
     began_s = time.perf_counter()
     while True:
         has_time = np.array([float(time.perf_counter() - began_s < seconds)])

@@ -11,7 +11,6 @@ it writes arrays until half the budget is free.
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +26,8 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 _PASSES = 3
 
 
-class Gradient(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Gradient:
     """A gradient's dtype and number of elements, and after which share of backward it is finished."""
 
     ready_share: float

@@ -189,7 +189,5 @@ def _step(
 
 def _round_s(link: Link, cores: int, backward_s: float, sent: Sequence[Bucket], size: int, is_sharded: bool) -> float:
     """Return the seconds of a backward that computes for so long, until all sums have arrived."""
-    collectives = [
-        Collective(bucket.ready_share * backward_s, bucket.traffic(size, is_sharded)) for bucket in sent
-    ]
+    collectives = [Collective(bucket.ready_share * backward_s, bucket.traffic(size, is_sharded)) for bucket in sent]
     return Lockstep(link, cores).run(backward_s, collectives)
