@@ -4,6 +4,7 @@ Every rank sends as many bytes as it receives, to each other rank in turn. So no
 rank's thread, card and computation tell the time of all.
 """
 
+import dataclasses
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,15 @@ class Collective(NamedTuple):
 
     ready_s: float
     exchanges: Iterable[Traffic]
+
+
+@dataclasses.dataclass
+class _Running:
+    """A collective under way, and when its present exchange arrives."""
+
+    exchanges: Iterator[Traffic]
+    arrives_s: float
+    has_ended: bool = False
 
 
 class Lockstep:
@@ -39,22 +49,29 @@ class Lockstep:
     def run(self, compute_s: float, collectives: Sequence[Collective]) -> float:
         """Compute, make collectives meanwhile, in their order, and return when all has ended."""
         waiting = list(collectives)[::-1]
-        running: list[tuple[float, int, bool, Iterator[Traffic]]] = []  # by time: an arrival, or the look after it
+        running: list[_Running] = []
+        arrivals: list[float] = []
+        looks: list[float] = []
         while waiting or running:
             ready_s = self._when(waiting[-1].ready_s) if waiting else math.inf
-            if running and running[0][0] <= ready_s:
-                at_s, number, is_seen, exchanges = heapq.heappop(running)
-                self._go_to(at_s)
-                if not is_seen:  # the thread looks when it has sent what it is busy with
-                    at_s = max(at_s, self._thread_s) + self._link.look_s
-                    heapq.heappush(running, (at_s, number, True, exchanges))
-                    continue
+            arrival_s, look_s = arrivals[0] if arrivals else math.inf, looks[0] if looks else math.inf
+            if arrival_s <= min(ready_s, look_s):  # the thread looks when it has sent what it is busy with
+                self._go_to(heapq.heappop(arrivals))
+                heapq.heappush(looks, max(self._now_s, self._thread_s) + self._link.look_s)
+                continue
+            if look_s <= ready_s:
+                self._go_to(heapq.heappop(looks))
             else:
                 self._go_to(ready_s)
-                number, exchanges = -len(waiting), iter(waiting.pop().exchanges)
-            traffic = next(exchanges, None)
-            if traffic is not None:
-                heapq.heappush(running, (self._post(traffic), number, False, exchanges))
+                running.append(_Running(iter(waiting.pop().exchanges), self._now_s))
+            for each in running:  # a look sees all that has arrived
+                if each.arrives_s <= self._now_s:
+                    traffic = next(each.exchanges, None)
+                    each.arrives_s = math.inf if traffic is None else self._post(traffic)
+                    each.has_ended = traffic is None
+                    if traffic is not None:
+                        heapq.heappush(arrivals, each.arrives_s)
+            running = [each for each in running if not each.has_ended]
         return max(self._now_s, self._when(compute_s))
 
     def _post(self, traffic: Traffic) -> float:
