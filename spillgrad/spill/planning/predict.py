@@ -11,6 +11,7 @@ it writes arrays until half the budget is free.
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 
 # The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
+# The number of layers that a profile runs.
+_SHALLOW = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,29 @@ class Whole(Candidate):
         Whole
             It shares what was measured.
         """
-        return Whole(dataclasses.replace(self.profile, accumulate=count), self._more + 2, self.machine)
+        return self._changed(accumulate=count)
+
+    def with_speed(self, times: float) -> "Whole":
+        """Return the same model on a machine that computes faster.
+
+        Parameters
+        ----------
+        times : float
+            How many times as fast.
+
+        Returns
+        -------
+        Whole
+            It shares what was measured.
+        """
+        phase_s, layer_s = (
+            {phase: seconds / times for phase, seconds in taken.items()}
+            for taken in (self.profile.phase_s, self.profile.layer_s)
+        )
+        return self._changed(phase_s=phase_s, layer_s=layer_s)
+
+    def _changed(self, **fields: Any) -> "Whole":
+        return Whole(dataclasses.replace(self.profile, **fields), self._more + _SHALLOW, self.machine)
 
     def gradients(self) -> list[Gradient]:
         """Return when backward finishes the gradient of each trained parameter, in the model's order.
@@ -97,7 +122,7 @@ class Whole(Candidate):
         list of Gradient
             One for each parameter.
         """
-        profile, layers = self.profile, self._more + 2
+        profile, layers = self.profile, self._more + _SHALLOW
         layer_s = profile.layer_s["backward"] if profile.layers is not None else 0.0
         whole_s = max(1e-9, profile.phase_s["backward"] + self._more * profile.layer_s["backward"])
         layer_share = min(layer_s / whole_s, 1 / layers)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import spillgrad as sg
-from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.scaling import numbers_up_to, recommended
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench import results
@@ -65,7 +64,7 @@ def predicted(options: RankOptions) -> Iterator[Row]:
         for speed in SPEEDS:
             for network in options.links.split(","):
                 link = sg.planning.Link(sg.planning.parse_link(network), LATENCY_S)
-                faster = _faster(whole, speed).with_batches(batches)
+                faster = whole.with_speed(speed).with_batches(batches)
                 numbers = numbers_up_to(options.ranks)
                 cells = sg.planning.scale(faster, _BUDGET_BYTES, link, sg.get_num_threads(), numbers)
                 yield {
@@ -74,16 +73,6 @@ def predicted(options: RankOptions) -> Iterator[Row]:
                     "recommended": recommended(cells),
                     "cells": [dataclasses.asdict(cell) for cell in cells],
                 }  # fmt: skip
-
-
-def _faster(whole: Whole, times: float) -> Whole:
-    """Return the model on a machine that computes so many times as fast."""
-    profile = whole.profile
-    divided = {
-        name: {phase: seconds / times for phase, seconds in getattr(profile, name).items()}
-        for name in ("phase_s", "layer_s")
-    }
-    return Whole(dataclasses.replace(profile, **divided), len(whole.units), whole.machine)
 
 
 def run(options: RankOptions) -> None:
