@@ -539,7 +539,9 @@ def ranks_predicted_table(files: dict[str, list[File]], folder: Path, described:
         for network in dict.fromkeys(row["network"] for row in rows):
             panels = {
                 title: {
-                    f"{_time(row['seconds'])} a batch": [(cell["ranks"], cell["efficiency"]) for cell in row["cells"]]
+                    f"{row['cores']} cores, {_time(row['seconds'])} a batch": [
+                        (cell["ranks"], cell["efficiency"]) for cell in row["cells"]
+                    ]
                     for row in rows
                     if row["network"] == network and (row["batches"] == 1) == is_weak
                 }
@@ -552,11 +554,11 @@ def ranks_predicted_table(files: dict[str, list[File]], folder: Path, described:
                 f"/benchmarks/{image}", f"{rows[0]['model']}: efficiency over {network}/s, as in the table"
             )
         shown = [cell["ranks"] for cell in rows[0]["cells"] if cell["ranks"] in (2, 8, 64, 256, 1024)]
-        heads = ("a batch alone", "network", *(f"{count:,}" for count in shown))
+        heads = ("cores", "a batch alone", "network", *(f"{count:,}" for count in shown))
         yield from _head("batches of a step", *heads)
         for row in rows:
             shares = [f"{cell['efficiency']:.0%}" for cell in row["cells"] if cell["ranks"] in shown]
-            yield _line(words[row["batches"] == 1], _time(row["seconds"]), row["network"], *shares)
+            yield _line(words[row["batches"] == 1], str(row["cores"]), _time(row["seconds"]), row["network"], *shares)
         yield from ("", *_sources([file]))
 
 

@@ -11,8 +11,9 @@ _RATES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
 _NUMBER = r"\s*(\d+(?:\.\d+)?)\s*"
 # What messages cost a core, measured on an AMD EPYC (Zen 3) with Open MPI 5.0 over TCP: of exchanges of a thousand
-# messages, each took 30 µs; of sums of buckets of 25 MiB, each byte took 1.5 ns.
-_BUSY_S_PER_MESSAGE, _BUSY_S_PER_BYTE = 3e-5, 1.5e-9
+# messages, each took 30 µs; of sums of buckets of 25 MiB, each byte took 2.2 ns, copies of the gradients included. The
+# machine was busy with other programs, so these are the least of several measurements.
+_BUSY_S_PER_MESSAGE, _BUSY_S_PER_BYTE = 3e-5, 2.2e-9
 # How long MPI's thread sleeps between two looks at its messages.
 LOOK_S = 3e-4
 

@@ -18,7 +18,7 @@ def test_steps_of_many_processes_are_predicted_for_each_network(
     command = [*TINY, "--rounds", "0", "--links", "1Gbit,10Gbit", "--dir", str(tmp_path), "--json"]
     assert main([*command, "--write", str(tmp_path / "pages")]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
-    assert len(rows) == 2 * len(ranks.SECONDS) * 2
+    assert len(rows) == 2 * len(ranks.MACHINES) * 2
     for row in rows:
         assert [cell["ranks"] for cell in row["cells"]] == [1, 2, 4]
         computing_s = row["cells"][0]["compute_s"]

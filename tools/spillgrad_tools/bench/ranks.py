@@ -27,9 +27,9 @@ PROCESSES = 2
 # Enough that nothing is spilled.
 _BUDGET_BYTES, _WATCHED_IN = 1 << 40, "64GiB"
 LATENCY_S = 50e-6
-# Seconds in which a machine of a prediction computes a step of one batch: two cores, a server, a GPU for example. What
-# this machine takes is another number each time that others use it, too; only its shares of the phases count.
-SECONDS = (128.0, 32.0, 8.0)
+# Machines of a prediction: their cores, and the seconds in which they compute a step of one batch. What this machine
+# takes is another number each time that others use it, too; only its shares of the phases count.
+MACHINES = ((2, 128.0), (8, 32.0), (32, 8.0))
 # Batches of a step: as many as processes, or a fixed number that they share.
 WEAK, STRONG = 1, 1024
 
@@ -63,15 +63,15 @@ def predicted(options: RankOptions) -> Iterator[Row]:
     )  # fmt: skip
     alone_s = whole.predict(_BUDGET_BYTES).compute_s
     for batches in (WEAK, STRONG):
-        for seconds in SECONDS:
+        for cores, seconds in MACHINES:
             for network in options.links.split(","):
                 link = sg.planning.Link(sg.planning.parse_link(network), LATENCY_S)
                 machines = whole.with_speed(alone_s / seconds).with_batches(batches)
                 numbers = numbers_up_to(options.ranks)
-                cells = sg.planning.scale(machines, _BUDGET_BYTES, link, sg.get_num_threads(), numbers)
+                cells = sg.planning.scale(machines, _BUDGET_BYTES, link, cores, numbers)
                 yield {
                     "kind": "predicted", "model": options.model, "batch": options.batch, "context": options.context,
-                    "parameters": whole.parameter_bytes // 4, "batches": batches, "seconds": seconds,
+                    "parameters": whole.parameter_bytes // 4, "batches": batches, "seconds": seconds, "cores": cores,
                     "network": network, "recommended": recommended(cells),
                     "cells": [dataclasses.asdict(cell) for cell in cells],
                 }  # fmt: skip
@@ -111,10 +111,12 @@ def _show_measured(console: Console, rows: list[Row]) -> None:
 def _show_predicted(console: Console, rows: list[Row]) -> None:
     ranks = [cell["ranks"] for cell in rows[0]["cells"]]
     heads = ("network", *(f"{count:,}" for count in ranks))
-    table = Table("batches a step", "a batch alone", *(Column(head, justify="right") for head in heads), box=SIMPLE)
+    table = Table(
+        "batches a step", "cores, a batch alone", *(Column(head, justify="right") for head in heads), box=SIMPLE
+    )
     table.caption = "efficiency of so many processes"
     for row in rows:
         batches = "one for each process" if row["batches"] == 1 else f"{row['batches']:,}"
         shares = [f"{cell['efficiency']:.0%}" for cell in row["cells"]]
-        table.add_row(batches, format_duration(row["seconds"]), row["network"], *shares)
+        table.add_row(batches, f"{row['cores']}, {format_duration(row['seconds'])}", row["network"], *shares)
     console.print(table)
