@@ -95,7 +95,7 @@ def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[float, f
             axes.set_title(title, fontsize=9)
             axes.set_xlabel(across)
         found[0].set_ylabel(up)
-        found[0].legend(loc="lower left")
+        figure.legend(*found[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(COLORS))
         _save(figure, path)
 
 
