@@ -38,6 +38,7 @@ bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store b
 	$(BIN)/spillgrad bench spill --write docs/benchmarks
 	$(BIN)/spillgrad bench memory --write docs/benchmarks
 	$(BIN)/spillgrad bench fit --write docs/benchmarks
+	$(BIN)/spillgrad bench ranks --write docs/benchmarks
 
 test: $(VENV)/installed-dev  ## run the tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not exhaustive" $(ARGS)

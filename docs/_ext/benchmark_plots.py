@@ -78,6 +78,27 @@ def marks(path: Path, points: Sequence[tuple[str, float, float]], across: str, u
         _save(figure, path)
 
 
+def curves(path: Path, panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], across: str, up: str) -> None:
+    """Draw a panel for each entry, with a line for each series of points (x, y); x doubles from mark to mark."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7, 2.8), layout="constrained")
+        found = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, series) in zip(found, panels.items(), strict=True):
+            for number, (name, points) in enumerate(series.items()):
+                xs, ys = zip(*points, strict=True)
+                axes.plot(xs, ys, "o-", color=COLORS[number], markersize=3, linewidth=1, label=name)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.set_ylim(0, 1.05)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axes.grid()
+            axes.set_title(title, fontsize=9)
+            axes.set_xlabel(across)
+        found[0].set_ylabel(up)
+        figure.legend(*found[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(COLORS))
+        _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     made = io.StringIO()
     figure.savefig(made, format="svg", transparent=True, metadata={"Date": None})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmark_plots import bars, dots, marks
+from benchmark_plots import bars, curves, dots, marks
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
@@ -175,7 +175,8 @@ def _index(files: dict[str, list[File]], contents: Sequence[str], folder: Path) 
         "`make bench` runs all of them. On a quiet machine that takes about half an hour. A single one:", "",
         "```text", "spillgrad bench kernels --filter softmax", "spillgrad bench train --model gpt2",
         "spillgrad bench models --filter ResNet", "spillgrad bench hooks --framework torch", "spillgrad bench spill",
-        "spillgrad bench memory", "spillgrad bench growth", "spillgrad bench kernels --device cuda", "```", "",
+        "spillgrad bench memory", "spillgrad bench growth", "spillgrad bench ranks",
+        "spillgrad bench kernels --device cuda", "```", "",
         "With `--write FOLDER`, a benchmark writes what it measured to a JSON file there, of which these pages are "
         "made: times, their spread, and the machine.", "",
     )  # fmt: skip
@@ -516,7 +517,55 @@ def _millions(count: int) -> str:
     return _unbroken(f"{count / 1e6:.{0 if count >= 1e7 else 1}f} M")
 
 
-TABLES = {"memory": memory_table, "fit": fit_table}
+def ranks_measured_table(files: dict[str, list[File]], folder: Path, described: Sequence[str]) -> Iterator[str]:
+    """Yield a table of steps of two processes, as predicted and as measured."""
+    for file in files.get("ranks", []):
+        rows = [row for row in file.rows if row["kind"] == "measured"]
+        if rows:
+            yield from _head("model", "batch", "a step, predicted", "measured", "predicted / measured, of each round")
+            for row in rows:
+                ratios = [f"{each['predicted_s'] / each['measured_s']:.2f}" for each in row["rounds"]]
+                both = _time(row["predicted_s"]), _time(row["measured_s"])
+                yield _line(row["model"], f"{row['batch']} × {row['context']}", *both, ", ".join(ratios))
+            yield from ("", *_sources([file]))
+
+
+def ranks_predicted_table(files: dict[str, list[File]], folder: Path, described: Sequence[str]) -> Iterator[str]:
+    """Yield plots and a table of the predicted efficiency of many processes, for each machine."""
+    ranks = files.get("ranks", [])
+    for file in ranks:
+        rows = [row for row in file.rows if row["kind"] == "predicted"]
+        words = {True: "one batch for each process", False: f"{max(row['batches'] for row in rows):,} batches a step"}
+        for network in dict.fromkeys(row["network"] for row in rows):
+            panels = {
+                title: {
+                    f"{row['cores']} cores, {_time(row['seconds'])} a batch": [
+                        (cell["ranks"], cell["efficiency"]) for cell in row["cells"]
+                    ]
+                    for row in rows
+                    if row["network"] == network and (row["batches"] == 1) == is_weak
+                }
+                for is_weak, title in words.items()
+            }
+            image = _plot_name(f"ranks-{network.lower()}", file, ranks)
+            curves(folder / image, panels, "processes", f"efficiency, {network}/s")
+            # The page that shows the plot is in another folder.
+            yield from _image(
+                f"/benchmarks/{image}", f"{rows[0]['model']}: efficiency over {network}/s, as in the table"
+            )
+        shown = [cell["ranks"] for cell in rows[0]["cells"] if cell["ranks"] in (2, 8, 64, 256, 1024)]
+        heads = ("cores", "a batch alone", "network", *(f"{count:,}" for count in shown))
+        yield from _head("batches of a step", *heads)
+        for row in rows:
+            shares = [f"{cell['efficiency']:.0%}" for cell in row["cells"] if cell["ranks"] in shown]
+            yield _line(words[row["batches"] == 1], str(row["cores"]), _time(row["seconds"]), row["network"], *shares)
+        yield from ("", *_sources([file]))
+
+
+TABLES = {
+    "memory": memory_table, "fit": fit_table, "ranks-measured": ranks_measured_table,
+    "ranks-predicted": ranks_predicted_table,
+}  # fmt: skip
 
 
 class BenchmarkTable(SphinxDirective):

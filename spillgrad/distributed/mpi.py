@@ -22,6 +22,7 @@ import numpy as np
 
 from spillgrad.bell import Bell
 from spillgrad.distributed import collective_steps
+from spillgrad.distributed.link import LOOK_S
 from spillgrad.distributed.peers import GONE_AFTER_S, LETTER, Departed, Kind, Peers
 from spillgrad.distributed.protocol import GroupProtocol
 from spillgrad.errors import ArgumentError, DistributedError
@@ -32,7 +33,7 @@ _TRANSPORT = "OMPI_MCA_btl"
 _INTERFACES = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude")
 # How long the thread sleeps while messages are under way. While none are, it sleeps twice as long each time, up to the
 # second number: MPI may still have to pass on what it calls sent, and does so only when it is called.
-_LOOK_EVERY_S, _LOOK_IDLE_S = 0.0003, 0.05
+_LOOK_EVERY_S, _LOOK_IDLE_S = LOOK_S, 0.05
 # How long a process waits for others to say what went wrong, before it ends them.
 _LAST_WORDS_S = 1.0
 # How long MPI may take to end all processes.

@@ -11,7 +11,7 @@ import collections
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from spillgrad.errors import DistributedError
 from spillgrad.fork_safe_lock import ForkSafeLock
 
 # What a rank called, and at which line of the user's program. The texts are cut; the digest is that of the whole text.
-_HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
+HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
 # How long a rank waits for others before it says so, and how often it says it again.
 _NOTICE_AFTER_S, _NOTICE_EVERY_S = 30.0, 300.0
 # What a rank sent before it left may be heard of a little later.
@@ -61,15 +61,18 @@ class Network(Protocol):
 class Call:
     """A collective that this rank has called: what others wait for, and what it waits for itself."""
 
-    def __init__(self, number: int, what: str, place: str, steps: Steps, is_quiet: bool) -> None:
+    def __init__(
+        self, number: int, what: str, place: str, steps: Steps, is_quiet: bool, now_s: Callable[[], float]
+    ) -> None:
         self.number, self.what, self.place = number, what, place
         self.result: Any = None
         self.error: BaseException | None = None
         self._steps = steps
         self._is_quiet = is_quiet
         self._done = threading.Event()
-        self._began_s = self._told_s = time.monotonic()
-        self._headers = np.zeros(0, _HEADER)
+        self._now_s = now_s
+        self._began_s = self._told_s = now_s()
+        self._headers = np.zeros(0, HEADER)
         self._messages: list[tuple[int, Message]] = []  # by the rank of the other side
         self._exchange: Exchange | None = None
         self._digests = np.zeros(0, np.uint64)
@@ -87,7 +90,7 @@ class Call:
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait for the end, and return the result. Raises DistributedError if the collective failed."""
         if not self.is_done:
-            self._waits_since_s = time.monotonic()
+            self._waits_since_s = self._now_s()
         if not self._done.wait(timeout_s):
             self._has_waited()
             raise DistributedError(f"{self.what}: it is not done after {timeout_s} s; wait longer")
@@ -111,7 +114,7 @@ class Call:
     def _tell(self) -> None:
         slowest: tuple[int | None, float] = max(self._awaited_s.items(), key=lambda each: each[1], default=(None, 0.0))
         what = self.what.partition(" (")[0]  # sizes are known from the bytes
-        took_s = time.monotonic() - self._began_s
+        took_s = self._now_s() - self._began_s
         communication.tell(
             communication.Collective(what, self._sent_bytes, self._received_bytes, took_s, self._waited_s, *slowest)
         )
@@ -119,14 +122,14 @@ class Call:
     def _has_waited(self) -> None:
         since_s, self._waits_since_s = self._waits_since_s, None
         if since_s is not None:
-            self._waited_s += time.monotonic() - since_s
+            self._waited_s += self._now_s() - since_s
 
     def _have_arrived(self, ranks: Sequence[int]) -> bool:
         """Return whether all messages are done. If they are, the last one's rank was awaited since they were sent."""
         waiting = [each for each in self._messages if not each[1].done]
         if not waiting and self._messages:
             last = ranks[self._messages[-1][0]]
-            self._awaited_s[last] = self._awaited_s.get(last, 0.0) + time.monotonic() - self._posted_s
+            self._awaited_s[last] = self._awaited_s.get(last, 0.0) + self._now_s() - self._posted_s
         self._messages = waiting
         return not waiting
 
@@ -146,10 +149,18 @@ class GroupProtocol:
         Tags that no other group uses.
     timeout_s : float
         How long a call may take until it fails.
+    clock : callable, optional
+        Returns the time in seconds; by default, that of this machine.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int], network: Network, tags: range, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, ranks: Sequence[int], network: Network, tags: range, timeout_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         self.rank, self.ranks = rank, tuple(ranks)
+        # Each rank begins with another one: if all sent to rank 0 first, it would receive while others wait.
+        self._others = [(rank + shift) % len(self.ranks) for shift in range(1, len(self.ranks))]
+        self._clock = clock
         self._network, self._tags, self.timeout_s = network, tags, timeout_s
         self._begun: collections.deque[Call] = collections.deque()
         self._lock = ForkSafeLock()
@@ -166,7 +177,7 @@ class GroupProtocol:
         with self._lock:
             if self.failure is not None:
                 raise DistributedError(str(self.failure))
-            call = Call(self._count, what, place, steps, is_quiet)
+            call = Call(self._count, what, place, steps, is_quiet, self._now_s)
             self._count += 1
             self.last = call._began_s, ", ".join(filter(None, (what, place)))
             self._begun.append(call)
@@ -202,9 +213,12 @@ class GroupProtocol:
                     call._end(error=error)
             self._begun.clear()
 
+    def _now_s(self) -> float:
+        return time.monotonic() if self._clock is None else self._clock()
+
     def require_present(self, left: Mapping[int, tuple[str, float]]) -> None:
         """Fail if a call waits for ranks that have left before they called it: their hosts, and when they left."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         for call in self._running:
             if call._exchange is not None:  # all have called it, and whoever has called takes part to the end
                 continue
@@ -225,13 +239,12 @@ class GroupProtocol:
         return self._tags[call.number % len(self._tags)]
 
     def _post(self, call: Call, exchange: Exchange) -> None:
-        call._posted_s = time.monotonic()
-        for other, rank in enumerate(self.ranks):
-            if other != self.rank:
-                self._post_one(call, other, rank, exchange.send[other], exchange.receive[other])
+        call._posted_s = self._now_s()
+        for other in self._others:
+            self._post_one(call, other, exchange.send[other], exchange.receive[other])
 
-    def _post_one(self, call: Call, other: int, rank: int, sent: np.ndarray, received: np.ndarray) -> None:
-        tag = self._tag(call)
+    def _post_one(self, call: Call, other: int, sent: np.ndarray, received: np.ndarray) -> None:
+        tag, rank = self._tag(call), self.ranks[other]
         call._sent_bytes += sent.nbytes
         call._received_bytes += received.nbytes
         if received.nbytes:
@@ -241,7 +254,7 @@ class GroupProtocol:
 
     def _send_header(self, call: Call) -> None:
         size = len(self.ranks)
-        call._headers = np.zeros(size, _HEADER)
+        call._headers = np.zeros(size, HEADER)
         own = call._headers[self.rank : self.rank + 1]
         own["number"], own["digest"] = call.number, xxhash.xxh3_64_intdigest(call.what.encode())
         own["what"], own["place"] = call.what.encode(), call.place.encode()
@@ -267,10 +280,9 @@ class GroupProtocol:
                 call._digests[0, other] = _digest(exchange.send[other])
         self._post(call, exchange)
         sent, received = ([call._digests[row, other : other + 1] for other in range(size)] for row in (0, 1))
-        for other, rank in enumerate(self.ranks):
-            if other != self.rank:
-                has_sent, has_received = exchange.send[other].nbytes > 0, exchange.receive[other].nbytes > 0
-                self._post_one(call, other, rank, sent[other][:has_sent], received[other][:has_received])
+        for other in self._others:
+            has_sent, has_received = exchange.send[other].nbytes > 0, exchange.receive[other].nbytes > 0
+            self._post_one(call, other, sent[other][:has_sent], received[other][:has_received])
 
     def _require_same(self, call: Call) -> None:
         headers = call._headers
@@ -298,7 +310,7 @@ class GroupProtocol:
 
     def _look_at_the_clock(self, call: Call) -> None:
         """Say which ranks are awaited for long. Raises DistributedError after the time-out."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if call._is_quiet or now_s - call._told_s < min(_NOTICE_AFTER_S, self.timeout_s):
             return
         missing = sorted({self.ranks[other] for other, message in call._messages if not message.done})

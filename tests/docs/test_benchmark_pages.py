@@ -74,7 +74,7 @@ def test_a_group_without_a_page_is_an_error(benchmarks, files, tmp_path):
         dict(benchmarks.pages({"kernels": [files["kernels"][0]._replace(rows=rows)]}, tmp_path))
 
 
-@pytest.mark.parametrize("page", ["memory_methods.md", "will_it_fit.md"])
+@pytest.mark.parametrize("page", ["memory_methods.md", "will_it_fit.md", "how_it_works/scaling.md"])
 def test_tables_of_other_pages_are_made(benchmarks, files, tmp_path, page):
     blocks = (DOCS / page).read_text().split("```{benchmark-table} ")[1:]
     assert blocks

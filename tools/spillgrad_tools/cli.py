@@ -167,6 +167,12 @@ def bench_fit() -> None:
     """Plan models for several sizes of RAM: what fits, what is on disk then, and how long a step takes."""
 
 
+@bench.command("ranks")
+@runs("bench.ranks", bench_options.RankOptions)
+def bench_ranks() -> None:
+    """Compare steps of two processes with what `spillgrad plan` predicts, and predict those of up to 1,024."""
+
+
 @bench.command("spill")
 @runs("bench.spill", bench_options.SpillOptions)
 def bench_spill() -> None:

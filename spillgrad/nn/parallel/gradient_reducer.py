@@ -318,18 +318,26 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 
 def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
-    """Put parameters into buckets, the last one first, as backward reaches it first."""
-    buckets: list[Bucket] = []
+    kinds = [(parameter.numpy_dtype, parameter.nbytes) for parameter in parameters]
+    return [Bucket(places, parameters) for places in bucket_places(kinds, bucket_bytes)]
+
+
+def bucket_places(kinds: Sequence[tuple[np.dtype, int]], bucket_bytes: int = BUCKET_BYTES) -> list[list[int]]:
+    """Put parameters, given by their dtypes and bytes, into buckets, the last one first, as backward reaches it first.
+
+    Return the parameters' numbers, bucket by bucket.
+    """
+    buckets: list[list[int]] = []
     filling: dict[Any, list[int]] = collections.defaultdict(list)
-    for place in reversed(range(len(parameters))):
-        dtype = parameters[place].numpy_dtype
+    for place in reversed(range(len(kinds))):
+        dtype, nbytes = kinds[place]
         places = filling[dtype]
         limit_bytes = bucket_bytes if buckets else min(FIRST_BUCKET_BYTES, bucket_bytes)
-        if places and sum(parameters[other].nbytes for other in places) + parameters[place].nbytes > limit_bytes:
-            buckets.append(Bucket(places, parameters))
+        if places and sum(kinds[other][1] for other in places) + nbytes > limit_bytes:
+            buckets.append(places)
             places = filling[dtype] = []
         places.append(place)
-    return [*buckets, *(Bucket(places, parameters) for places in filling.values() if places)]
+    return [*buckets, *(places for places in filling.values() if places)]
 
 
 def reduce_gradients(

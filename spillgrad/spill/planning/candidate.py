@@ -9,7 +9,7 @@ import abc
 import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spillgrad.spill.planning.choose import WORTH_SHARE, Choice, choices
 from spillgrad.spill.planning.machine import Machine
@@ -85,6 +85,13 @@ class Alternative:
     offload: bool
     step_s: float
     moved_bytes: int
+
+
+class PhaseSeconds(NamedTuple):
+    """How long the processor computes and copies in a phase of a step, and how long the disk works meanwhile."""
+
+    processor_s: float
+    disk_s: float
 
 
 class Candidate(abc.ABC):
@@ -167,13 +174,7 @@ class Candidate(abc.ABC):
         """
         moved = self._moved(budget_bytes, choice, keeps)
         kept_bytes = self._saved_bytes(choice) if keeps else 0
-        compute_s = self._phase_s(choice)
-        step_s = io_s = 0.0
-        for phase in PHASES:
-            written, read = moved.written[phase], moved.read[phase]
-            disk_s = self.machine.disk.seconds(written, read)
-            step_s += max(compute_s[phase] + self.machine.busy_s(written + read), disk_s)
-            io_s += disk_s
+        phases = self._phases(moved, choice)
         return Prediction(
             budget_bytes=budget_bytes,
             peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
@@ -181,10 +182,22 @@ class Candidate(abc.ABC):
             saved_bytes=self._saved_bytes(choice),
             written_bytes=moved.written_bytes,
             read_bytes=moved.read_bytes,
-            compute_s=sum(compute_s.values()),
-            io_s=io_s,
-            step_s=step_s,
+            compute_s=sum(self._phase_s(choice).values()),
+            io_s=sum(phase.disk_s for phase in phases.values()),
+            step_s=sum(map(max, phases.values())),
         )
+
+    def phases(self, budget_bytes: int, choice: Choice = NOTHING) -> dict[str, PhaseSeconds]:
+        """Return how long processor and disk work in each phase of a step; the phase takes the longer of the two."""
+        return self._phases(self._moved(budget_bytes, choice, False), choice)
+
+    def _phases(self, moved: belady.Traffic, choice: Choice) -> dict[str, PhaseSeconds]:
+        compute_s, found = self._phase_s(choice), {}
+        for phase in PHASES:
+            written, read = moved.written[phase], moved.read[phase]
+            busy_s = compute_s[phase] + self.machine.busy_s(written + read)
+            found[phase] = PhaseSeconds(busy_s, self.machine.disk.seconds(written, read))
+        return found
 
     def least_bytes(self) -> int:
         """Return the least memory in which the model can be trained.

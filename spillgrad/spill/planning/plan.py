@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.distributed.link import Link
 from spillgrad.errors import ArgumentError, BudgetError
 from spillgrad.models import catalogue
 from spillgrad.models.gpt import GPTConfig
@@ -31,8 +32,10 @@ from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine, measure
 from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import profile
+from spillgrad.spill.planning.scaling import Scaling, numbers_up_to, recommended, scale
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.threads.dispatch import get_num_threads
 
 # The share of the memory that the store gets while two layers are measured; the second share if a layer needs more.
 _PROFILE_SHARES = (0.25, 0.6)
@@ -99,6 +102,12 @@ class Plan(TrainingPlan):
         Paths of the modules to recompute.
     treatments : tuple of Treatment
         What happens to the tensors that each layer saves.
+    link : Link, optional
+        The network between the processes, if the plan is for several.
+    scaling : tuple of Scaling
+        A step with 1, 2, 4 and more processes, up to as many as the plan is for; empty if it is for one.
+    recommended_ranks : int
+        The most processes of which each keeps at least 80 % of the speed that it has alone.
     """
 
     model: str
@@ -107,6 +116,9 @@ class Plan(TrainingPlan):
     accumulate: int
     recomputed: tuple[str, ...]
     treatments: tuple[Treatment, ...]
+    link: Link | None = None
+    scaling: tuple[Scaling, ...] = ()
+    recommended_ranks: int = 1
 
     def __str__(self) -> str:
         found = self.prediction
@@ -135,6 +147,8 @@ def plan(
     optimizer: Callable[[list[Parameter]], Optimizer] = AdamW,
     loss: Callable[[Module], Tensor] | None = None,
     machine: Machine | None = None,
+    ranks: int = 1,
+    link: Link | None = None,
 ) -> Plan:
     """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
@@ -169,6 +183,11 @@ def plan(
         Function from the model to the loss of a batch. Needed if `model` is a function.
     machine : Machine, optional
         Result of `sg.planning.measure`; by default, this machine is measured.
+    ranks : int, default 1
+        The most processes that train together, each on a machine such as this one. A step then has at least one batch
+        for each.
+    link : Link, optional
+        The network between them. Needed for several.
 
     Returns
     -------
@@ -201,6 +220,9 @@ def plan(
     ram_bytes = parse_bytes(ram)
     if accumulate < 1:
         raise ArgumentError(f"plan: got accumulate {accumulate}; a step takes at least 1 batch")
+    if ranks < 1 or (ranks > 1 and link is None):
+        wanted = "at least 1" if ranks < 1 else "the network between them, too: give link=Link(bytes_per_s, latency_s)"
+        raise ArgumentError(f"plan: got ranks {ranks}; wanted {wanted}")
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
     watched = _watched(
@@ -219,6 +241,9 @@ def plan(
             f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
         )
     whole, choice, prediction = found
+    scaling: list[Scaling] = []
+    if link is not None:
+        scaling = scale(whole, prediction.budget_bytes, link, get_num_threads(), numbers_up_to(ranks), choice)
     return Plan(
         model=name,
         batch=batch,
@@ -236,6 +261,9 @@ def plan(
         prediction=prediction,
         machine=whole.machine,
         alternatives=tuple(alternatives(wholes, ram_bytes)),
+        link=link,
+        scaling=tuple(scaling),
+        recommended_ranks=recommended(scaling) if scaling else 1,
     )
 
 

@@ -9,7 +9,11 @@ it writes arrays until half the budget is free.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from spillgrad.spill.planning.candidate import NOTHING, Candidate
 from spillgrad.spill.planning.choose import Choice
@@ -21,6 +25,17 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 
 # The most batches of a step that are simulated. Each further batch moves as many bytes as the last one simulated.
 _PASSES = 3
+# The number of layers that a profile runs.
+_SHALLOW = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """A gradient's dtype and number of elements, and after which share of backward it is finished."""
+
+    ready_share: float
+    dtype: np.dtype
+    count: int
 
 
 class Whole(Candidate):
@@ -57,6 +72,75 @@ class Whole(Candidate):
     def state_bytes(self) -> int:
         """The bytes of the optimizer's state."""
         return int(self.trained_bytes * self.profile.state_per_trained_byte)
+
+    def with_batches(self, count: int) -> "Whole":
+        """Return the same model with another number of batches in a step.
+
+        Parameters
+        ----------
+        count : int
+            Number of batches.
+
+        Returns
+        -------
+        Whole
+            It shares what was measured.
+        """
+        return self._changed(accumulate=count)
+
+    def with_speed(self, times: float) -> "Whole":
+        """Return the same model on a machine that computes faster.
+
+        Parameters
+        ----------
+        times : float
+            How many times as fast.
+
+        Returns
+        -------
+        Whole
+            It shares what was measured.
+        """
+        phase_s, layer_s = (
+            {phase: seconds / times for phase, seconds in taken.items()}
+            for taken in (self.profile.phase_s, self.profile.layer_s)
+        )
+        return self._changed(phase_s=phase_s, layer_s=layer_s)
+
+    def _changed(self, **fields: Any) -> "Whole":
+        return Whole(dataclasses.replace(self.profile, **fields), self._more + _SHALLOW, self.machine)
+
+    def gradients(self) -> list[Gradient]:
+        """Return when backward finishes the gradient of each trained parameter, in the model's order.
+
+        A layer finishes the gradients of its parameters one after the other, from the last one on, each after a time
+        that its size tells. What stands before the layers is finished at the end of backward, and what stands behind
+        them before all layers.
+
+        Returns
+        -------
+        list of Gradient
+            One for each parameter.
+        """
+        profile, layers = self.profile, self._more + _SHALLOW
+        layer_s = profile.layer_s["backward"] if profile.layers is not None else 0.0
+        whole_s = max(1e-9, profile.phase_s["backward"] + self._more * profile.layer_s["backward"])
+        layer_share = min(layer_s / whole_s, 1 / layers)
+        groups = [list(group) for _, group in itertools.groupby(profile.trained, key=lambda kind: kind[0])]
+        if profile.layers is None:
+            return list(_spread([(dtype, count) for _, dtype, count in profile.trained], 0.0, 1.0))
+        head_share = 1 - layers * layer_share
+        found: list[Gradient] = []
+        for group in groups:
+            unit, kinds = group[0][0], [(dtype, count) for _, dtype, count in group]
+            if unit == OUTSIDE:
+                at = head_share if found else 1.0
+                found += [Gradient(at, *kind) for kind in kinds]
+                continue
+            for number in range(1, layers) if unit == 1 else [0]:
+                begin = head_share + (layers - 1 - number) * layer_share
+                found += _spread(kinds, begin, begin + layer_share)
+        return found
 
     def events(
         self, choice: Choice = NOTHING, passes: int | None = None, keeps: bool = False
@@ -202,6 +286,16 @@ class Whole(Candidate):
         """Return the most saved bytes that recomputing one layer frees; recomputation needs that much memory again."""
         parts = [[unit.whole, *unit.children] for unit in self.units]
         return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
+
+
+def _spread(kinds: Sequence[tuple[np.dtype, int]], begin: float, end: float) -> list[Gradient]:
+    """Return gradients that are finished between two shares of backward, the last one first."""
+    sizes = [dtype.itemsize * count for dtype, count in kinds]
+    total, behind, found = max(1, sum(sizes)), 0, []
+    for (dtype, count), nbytes in zip(reversed(kinds), reversed(sizes), strict=True):
+        behind += nbytes
+        found.append(Gradient(begin + (end - begin) * behind / total, dtype, count))
+    return found[::-1]
 
 
 class _Copies:

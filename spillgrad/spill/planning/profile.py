@@ -99,6 +99,8 @@ class Profile:
         Number of batches in a step.
     accumulated : frozenset of int, optional
         Items that exist since a step's first batch: gradients.
+    trained : tuple, optional
+        For each parameter that requires a gradient, in the model's order: its unit, its dtype, and its elements.
     """
 
     layers: str | None
@@ -119,6 +121,7 @@ class Profile:
     mapped_per_live: float
     accumulate: int = 1
     accumulated: frozenset[int] = frozenset()
+    trained: tuple[tuple[int, np.dtype, int], ...] = ()
 
 
 def profile(
@@ -320,6 +323,11 @@ class _Watched:
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
             accumulate=self._accumulate,
             accumulated=self._accumulated(),
+            trained=tuple(
+                (self.unit_of(name), parameter.numpy_dtype, parameter.numel())
+                for name, parameter in self.model.named_parameters()
+                if parameter.requires_grad
+            ),
         )
 
     def _phase_s(self) -> dict[str, float]:

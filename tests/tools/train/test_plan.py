@@ -51,6 +51,53 @@ def test_too_little_memory_is_status_2_and_says_the_least_that_works(
     assert "the least that works is" in printed.err
 
 
+def test_a_plan_for_several_processes_shows_their_steps_and_recommends_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("COLUMNS", "150")
+    command = [*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--ranks", "4", "--link", "10Gbit", "--latency", "20us"]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "several processes, the whole model in each, over 1,177 MB/s with a latency of 20 µs:" in printed
+    rows = [line.split() for line in printed[printed.index("processes, the whole") :].splitlines()]
+    assert [row[:2] for row in rows if row and row[0].isdecimal()] == [["1", "1"], ["2", "2"], ["4", "4"]]
+    assert "recommended: " in printed
+    words = shlex.split(printed.splitlines()[-1])
+    if "launch" in words:
+        assert words[words.index("-n") + 1] == words[words.index("--accumulate") + 1]
+    else:
+        assert "recommended: 1 process" in printed
+
+
+def test_a_plan_for_several_processes_is_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = [*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--json"]
+    assert main([*command, "--ranks", "3", "--link", "117MB/s", "--accumulate", "6"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["link"]["bytes_per_s"] == 117e6
+    assert [(row["ranks"], row["batches"]) for row in told["scaling"]] == [(1, 6), (2, 6), (3, 6)]
+    assert told["recommended_ranks"] in (1, 2, 3)
+    assert all(row["step_s"] > 0 for row in told["scaling"])
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["--ranks", "4"], "plan: got --ranks 4, but no network; give its speed, such as --link 1Gbit, or measure it"),
+        (["--ranks", "4", "--link", "1Gb"], "link: got '1Gb'; wanted a speed such as '1Gbit', '100Mbit' or '117MB/s'"),
+        (["--ranks", "4", "--link", "1Gbit", "--latency", "5"], "latency: got '5'; wanted a time such as '50us'"),
+        (["--ranks", "4", "--latency", "5us"], "plan: got --latency 5us without --link; give the network's speed, too"),
+        (["--link", "1Gbit"], "plan: got --link 1Gbit for one process; say how many with --ranks"),
+        (["--ranks", "0", "--link", "1Gbit"], "Invalid value for '--ranks'"),
+        (["--ranks", "many", "--link", "1Gbit"], "Invalid value for '--ranks'"),
+    ],
+)
+def test_a_mistake_about_processes_gets_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+    assert main([*TINY, "--ram", "4GiB", *words]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert told in printed.err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_a_plan_is_the_same_whether_or_not_kernels_were_to_be_compiled(

@@ -101,6 +101,24 @@ class MemoryOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class RankOptions:
+    """The options of `spillgrad bench ranks`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Measure only models whose name contains this.")] = ""
+    rounds: Annotated[int, Option(
+        min=0, metavar="N", help="Predictions and trainings of each model, in turns; 0 measures none.",
+    )] = 5  # fmt: skip
+    model: Annotated[str, Option(metavar="NAME", help="The model that is predicted.")] = "gpt2-xl"
+    batch: Batch = 1
+    context: Context = 1024
+    ranks: Annotated[int, Option(min=1, metavar="N", help="The most processes.")] = 1024
+    links: Annotated[str, Option(metavar="SPEEDS", help="Networks, with commas between them.")] = "1Gbit,10Gbit,100Gbit"
+    page: Page = None
+    directory: Disk = Path()
+
+
+@dataclasses.dataclass(frozen=True)
 class FitOptions:
     """The options of `spillgrad bench fit`."""
 

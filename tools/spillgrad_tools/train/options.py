@@ -9,6 +9,8 @@ from typer import Option
 from spillgrad_tools.options import Batch, Context, Disk, Json
 
 DEFAULT_RAM_BUDGET = "64MiB"
+# What a switch and two machines of a local network take.
+DEFAULT_LATENCY = "50us"
 MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Rank = Annotated[int | None, Option(
     min=1, metavar="RANK", help="Train adapters of this rank beside frozen weights.", show_default="train the weights",
@@ -114,4 +116,14 @@ class PlanOptions:
     )] = None  # fmt: skip
     accumulate: Annotated[int, Option(min=1, metavar="N", help="Batches of each step, as in training.")] = 1
     optimizer: Annotated[Literal["adamw", "sgd", "lion"], Option(help="What updates the parameters.")] = "adamw"
+    ranks: Annotated[int | None, Option(
+        min=1, metavar="N", help="Also predict steps of up to N processes, each on a machine such as this one.",
+        show_default="those of spillgrad launch",
+    )] = None  # fmt: skip
+    link: Annotated[str | None, Option(
+        metavar="SPEED", help="Network between them, such as 1Gbit.", show_default="measured under spillgrad launch",
+    )] = None  # fmt: skip
+    latency: Annotated[str | None, Option(
+        metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
+    )] = None  # fmt: skip
     as_json: Json = False

@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import spillgrad as sg
-from spillgrad.errors import SpillError
+from spillgrad.distributed.process_group import member
+from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_tools import fresh_process
 from spillgrad_tools.named_values import named_values
 from spillgrad_tools.quantities import format_duration
-from spillgrad_tools.train.display import show_line
-from spillgrad_tools.train.options import PlanOptions
+from spillgrad_tools.train.display import output_console, show_line
+from spillgrad_tools.train.options import DEFAULT_LATENCY, PlanOptions
+from spillgrad_tools.train.ranks import Ranks
 
 OPTIMIZERS = {"adamw": sg.optim.AdamW, "sgd": sg.optim.SGD, "lion": sg.optim.Lion}
 
@@ -26,13 +28,16 @@ def run(options: PlanOptions) -> None:
     Raises BudgetError if `options.ram` is too small; the message gives the least memory that suffices. Raises
     SpillError if the disk is too small.
     """
-    console = Console()
-    with Console(stderr=True).status("training two layers of it, and measuring this machine"):
-        found = fresh_process.call(plan, options)
+    ranks = Ranks()
+    link = _link(options, ranks)
+    console = output_console(is_quiet=not ranks.is_first)
+    with Console(stderr=True, quiet=not ranks.is_first).status("training two layers of it, and measuring this machine"):
+        # All processes measure at the same time: those of one machine share its cores and its disk.
+        found = fresh_process.call(plan, options, link, options.ranks or ranks.size, sg.get_num_threads())
     again = command(found, options) if options.optimizer == "adamw" else None
-    if options.as_json:
+    if options.as_json and ranks.is_first:
         print(json.dumps({**found.as_dict(), "command": again}, indent=2))
-    else:
+    elif not options.as_json:
         show(console, found, options.directory)
         if again is not None:
             show_line(console, again)
@@ -43,20 +48,46 @@ def run(options: PlanOptions) -> None:
         )
 
 
-def plan(options: PlanOptions) -> sg.planning.Plan:
+def _link(options: PlanOptions, ranks: Ranks) -> sg.planning.Link | None:
+    """Return the network between the processes: as given, or measured; None if a plan for one process is wanted.
+
+    Raises ArgumentError if the network is not known, or if an option has nothing to say.
+    """
+    if options.link is not None:
+        speed = sg.planning.parse_link(options.link)
+        if options.ranks is None and ranks.size == 1:
+            raise ArgumentError(f"plan: got --link {options.link} for one process; say how many with --ranks")
+        return sg.planning.Link(speed, sg.planning.parse_latency(options.latency or DEFAULT_LATENCY))
+    if options.latency is not None:
+        raise ArgumentError(f"plan: got --latency {options.latency} without --link; give the network's speed, too")
+    if ranks.size > 1:
+        return sg.planning.measure_link(member())
+    if options.ranks is not None:
+        raise ArgumentError(
+            f"plan: got --ranks {options.ranks}, but no network; give its speed, such as --link 1Gbit, or measure it: "
+            "spillgrad launch -n 2 -- plan ..."
+        )
+    return None
+
+
+def plan(options: PlanOptions, link: sg.planning.Link | None, ranks: int, threads: int) -> sg.planning.Plan:
     """Make a plan for the options with `sg.planning.plan`, and return the plan."""
+    sg.set_num_threads(threads)
     make = OPTIMIZERS[options.optimizer]
     return sg.planning.plan(
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
         lora=options.lora, autocast=options.autocast, offload=options.offload,
-        optimizer=lambda parameters: make(parameters, lr=1e-3),
+        optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link,
     )  # fmt: skip
 
 
 def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
     """Return the `spillgrad train` command line that follows a plan."""
-    words = ["spillgrad", "train", "--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
-    words += ["--accumulate", str(plan.accumulate)] if plan.accumulate > 1 else []
+    ranks = plan.recommended_ranks
+    batches = max(plan.accumulate, ranks)  # each process needs one
+    words = ["spillgrad", *(["launch", "-n", str(ranks), "--"] if ranks > 1 else []), "train"]
+    words += ["--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
+    words += ["--accumulate", str(batches)] if batches > 1 else []
     words += ["--offload"] if plan.offload else []
     if plan.policy == "keep":
         words += ["--no-spill"]
@@ -89,6 +120,43 @@ def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
     console.print(_prediction(plan))
     if plan.alternatives:
         console.print(_alternatives(plan))
+    if plan.scaling:
+        show_scaling(console, plan)
+
+
+def show_scaling(console: Console, plan: sg.planning.Plan) -> None:
+    """Print the steps of several processes as a table, and how many are recommended."""
+    link = plan.link
+    assert link is not None
+    how = "optimizer state sharded" if plan.offload else "the whole model in each"
+    show_line(
+        console,
+        f"several processes, {how}, over {link.bytes_per_s / 1e6:,.0f} MB/s with a latency of "
+        f"{format_duration(link.latency_s)}:",
+    )
+    heads = ("processes", "batches a step", "a step", "tokens/s", "efficiency", "sent by each", "network", "exposed")
+    table = Table(*(Column(head, justify="right") for head in (*heads, "peak RAM of each")), box=SIMPLE)
+    for row in plan.scaling:
+        tokens = plan.batch * plan.context * row.batches
+        table.add_row(
+            str(row.ranks), str(row.batches), format_duration(row.step_s), f"{tokens / row.step_s:,.0f}",
+            f"{row.efficiency:.0%}", format_bytes(row.sent_bytes), format_duration(row.network_s),
+            format_duration(row.exposed_s), format_bytes(row.peak_bytes),
+        )  # fmt: skip
+    console.print(table)
+    most = plan.recommended_ranks
+    kept = next(row.efficiency for row in plan.scaling if row.ranks == most)
+    if most > 1:
+        show_line(console, f"recommended: {most} processes, each of which keeps {kept:.0%} of its speed")
+    else:
+        show_line(console, "recommended: 1 process; several would lose more than a fifth of their speed")
+    large = [row for row in plan.scaling if row.peak_bytes > plan.ram_bytes]
+    if large:
+        show_line(
+            console,
+            f"with {large[0].ranks} or more, each takes {format_bytes(large[0].peak_bytes)}, which is more than --ram; "
+            "gradients that travel take room, too",
+        )
 
 
 def _treatments(plan: sg.planning.Plan) -> Table:
