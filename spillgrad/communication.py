@@ -6,6 +6,8 @@
 import weakref
 from typing import NamedTuple, Protocol
 
+from spillgrad.fork_safe_lock import ForkSafeLock
+
 
 class Member(NamedTuple):
     """The rank of this process among `ranks` processes.
@@ -46,9 +48,11 @@ class Listener(Protocol):
 
 class _Present:
     member: Member | None = None
+    # A tuple, which is replaced: the thread that tells goes through it without the lock.
+    listeners: "tuple[weakref.ref[Listener], ...]" = ()
 
 
-_listeners: "weakref.WeakSet[Listener]" = weakref.WeakSet()
+_lock = ForkSafeLock()
 
 
 def join(member: Member) -> None:
@@ -63,10 +67,13 @@ def member() -> Member | None:
 
 def listen(listener: Listener) -> None:
     """Have an object record the collectives from now on, for as long as it lives."""
-    _listeners.add(listener)
+    with _lock:
+        _Present.listeners = (*(each for each in _Present.listeners if each() is not None), weakref.ref(listener))
 
 
 def tell(collective: Collective) -> None:
     """Have all listeners record a collective."""
-    for listener in _listeners:
-        listener.note_collective(collective)
+    for known in _Present.listeners:
+        listener = known()
+        if listener is not None:
+            listener.note_collective(collective)

@@ -51,7 +51,7 @@ ONLY = {
     "spillgrad.errors": (),
     "spillgrad.labels": (),
     "spillgrad.bell": (),
-    "spillgrad.communication": (),
+    "spillgrad.communication": ("spillgrad.fork_safe_lock",),
     "spillgrad.fork_safe_lock": (),
     "spillgrad.release": (),
     "spillgrad.user_line": (),

@@ -31,7 +31,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("processes", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3)), 4])
 def test_the_checkpoint_is_that_of_one_process(processes: int, alone: Path, tmp_path: Path):
     ran = train(processes, tmp_path, *SETTINGS, "--out", tmp_path / "out")
     assert ran.status == 0, ran.errors
@@ -42,43 +42,36 @@ def test_the_checkpoint_is_that_of_one_process(processes: int, alone: Path, tmp_
     assert not list((tmp_path / "spill").glob("run-*"))
 
 
-def test_any_number_of_processes_goes_on_where_another_number_stopped(alone: Path, tmp_path: Path):
-    out = tmp_path / "out"
-    ran = train(3, tmp_path, *SETTINGS[:2], "--steps", 2, *SETTINGS[4:], "--out", out)
-    assert ran.status == 0, ran.errors
-    for processes, steps in ((1, 3), (4, 5), (2, 6)):
-        ran = train(processes, tmp_path, "--resume", out, "--steps", steps)
+STOPS = (2, 4, 6)  # the learning rate hangs on the number of steps, which is changed on the way
+
+
+def in_stages(folder: Path, processes: tuple[int, ...], *options: object) -> dict[str, bytes]:
+    """Train by so many processes to each of `STOPS`; return what is saved."""
+    out = folder / "out"
+    for number, steps in zip(processes, STOPS, strict=True):
+        begun = ("--resume", out) if out.exists() else (*SETTINGS, "--out", out)
+        ran = launch(number, "--", "train", *begun, "--steps", steps, "--spill-dir", folder / "spill", *options)
         assert ran.status == 0, ran.errors
-    # The schedule of the learning rate hangs on the number of steps, which changed on the way.
-    again = tmp_path / "again"
-    ran = train(1, tmp_path, *SETTINGS[:2], "--steps", 2, *SETTINGS[4:], "--out", again)
-    for steps in (3, 5, 6):
-        ran = train(1, tmp_path, "--resume", again, "--steps", steps)
-    assert saved(out) == saved(again)
+        assert f"step {steps}/{steps}  checkpoint saved in" in ran.output
+    assert not list((folder / "spill").glob("*"))
+    return saved(out)
 
 
-def test_an_offloaded_training_has_the_checkpoint_of_one_in_ram_for_any_number_of_processes(
-    alone: Path, tmp_path: Path
+@pytest.fixture(scope="module")
+def alone_in_stages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return in_stages(tmp_path_factory.mktemp("alone-in-stages"), (1, 1, 1), "--ram-budget", "1MiB")
+
+
+def test_any_number_of_processes_goes_on_where_another_number_stopped(
+    alone_in_stages: dict[str, bytes], tmp_path: Path
 ):
-    """The optimizer's state in the checkpoint is whole, and its parts are as many as the processes that load it."""
-    out = tmp_path / "out"
-    offload = ("--offload", "--ram-budget", "6MiB", "--spill-dir", tmp_path / "spill")
-    ran = launch(3, "--", "train", *SETTINGS, "--out", out, "--save-every", 2, *offload)
-    assert ran.status == 0, ran.errors
-    assert saved(out) == saved(alone)
-    assert ran.output.count("checkpoint saved in") == 3
-    again = tmp_path / "again"
-    for processes, steps in ((3, 2), (1, 4), (2, 6)):
-        folder = ("--resume", again) if again.exists() else (*SETTINGS, "--out", again)
-        ran = launch(processes, "--", "train", *folder, "--steps", steps, *offload)
-        assert ran.status == 0, ran.errors
-    single = tmp_path / "single"
-    for steps in (2, 4, 6):  # the schedule of the learning rate hangs on the number of steps, which changed on the way
-        folder = ("--resume", single) if single.exists() else (*SETTINGS, "--out", single)
-        ran = train(1, tmp_path, *folder, "--steps", steps)
-        assert ran.status == 0, ran.errors
-    assert saved(again) == saved(single)
-    assert not list((tmp_path / "spill").glob("*"))
+    assert in_stages(tmp_path, (3, 1, 4), "--ram-budget", "1MiB") == alone_in_stages
+
+
+def test_so_does_an_offloaded_training_whose_checkpoint_has_the_whole_state(
+    alone_in_stages: dict[str, bytes], tmp_path: Path
+):
+    assert in_stages(tmp_path, (3, 1, 2), "--offload", "--ram-budget", "6MiB") == alone_in_stages
 
 
 @pytest.mark.parametrize(
