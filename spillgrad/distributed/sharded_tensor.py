@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.data_type import BY_NUMPY
 from spillgrad.distributed import collective_steps
 from spillgrad.distributed.process_group import ProcessGroup, run
-from spillgrad.errors import CheckpointError, DistributedError, GraphError
+from spillgrad.errors import CheckpointError, DistributedError, GraphError, SpillError
 from spillgrad.tensor import Tensor
 
 _SAVED = -1  # what the first process says in place of a tensor's number when it has all
@@ -65,6 +66,43 @@ class ShardedTensor(Tensor):
             return super().host_array()
         return self._asks.for_array(self)
 
+    def detach(self) -> "ShardedTensor":
+        """Return the tensor, which is in no graph.
+
+        Returns
+        -------
+        ShardedTensor
+            The tensor itself.
+        """
+        return self
+
+    def clone(self, *, memory_format: object = None) -> "ShardedTensor":
+        """Return a copy, of which each process has its part in RAM.
+
+        Parameters
+        ----------
+        memory_format : object, optional
+            Accepted for PyTorch's programs.
+
+        Returns
+        -------
+        ShardedTensor
+            The copy.
+        """
+        return ShardedTensor.of(self.group, self.parts, self.shard.detach().clone(), self._shape)
+
+    def zero_(self) -> "ShardedTensor":
+        """Fill this process's part with zeros.
+
+        Returns
+        -------
+        ShardedTensor
+            The tensor itself.
+        """
+        with no_grad():
+            self.shard.zero_()
+        return self
+
     def full_tensor(self) -> Tensor:
         """Return the whole tensor, in RAM. All processes of the group call it.
 
@@ -97,8 +135,8 @@ class Asked:
 
     def for_array(self, tensor: ShardedTensor) -> np.ndarray:
         """Return the whole tensor."""
-        _next(self._group, self._numbers[id(tensor)])
         whole = np.empty(math.prod(tensor.shape), tensor.numpy_dtype)
+        _next(self._group, self._numbers[id(tensor)])
         _bring(tensor, [whole[part] for part in tensor.parts])
         return whole.reshape(tensor.shape)
 
@@ -115,7 +153,7 @@ def asking(group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> Iterator[As
     error: BaseException | None = None
     try:
         yield asked
-    except Exception as raised:
+    except BaseException as raised:
         error = raised
         raise
     finally:
@@ -123,7 +161,7 @@ def asking(group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> Iterator[As
             tensor._asks = None
         if not isinstance(error, DistributedError):  # else nobody would hear it
             _next(group, _SAVED)
-            _told(group, (None if error is None else str(error), asked.result))
+            _told(group, (None if error is None else str(error) or repr(error), asked.result))
 
 
 def answer(group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> str:
@@ -153,8 +191,25 @@ def _told(group: ProcessGroup, mine: tuple[str | None, str]) -> tuple[str | None
 
 
 def _bring(tensor: ShardedTensor, arrays: Sequence[np.ndarray] | None) -> None:
-    """Copy the parts of all processes to the first one, into `arrays`."""
-    part, group = tensor._part(), tensor.group
+    """Copy the parts of all processes to the first one, into `arrays`.
+
+    Raises SpillError in the first process if another one cannot read its part, which that learns with the result.
+    """
+    group = tensor.group
+    part = np.empty(0, tensor.numpy_dtype)
+    own_error: str | None = None
+    try:
+        part = tensor._part()
+    except SpillError as error:
+        own_error = str(error)
+    pickled = collective_steps.pickled(own_error)
+    steps = collective_steps.all_gather_object(group.size(), pickled)
+    errors = run(group, f"whether all have their parts of a tensor of shape {tensor.shape}", steps)
+    failed = [f"rank {rank}: {told}" for rank, told in zip(group.ranks, errors, strict=True) if told is not None]
+    if failed and arrays is not None:
+        raise SpillError(failed[0])
+    if failed:
+        return
     longest = max(piece.stop - piece.start for piece in tensor.parts)
     steps = collective_steps.gather(group.size(), 0, part, arrays, longest)
     run(group, f"a tensor of shape {tensor.shape} to save", steps)

@@ -96,8 +96,10 @@ def save_checkpoint(
 
     Notes
     -----
-    Where processes share the optimizer's state, as in `disk_offload`, all of them call this. The first one writes, with
-    what it knows besides tensors, and gets the other parts of each tensor from the others.
+    Where processes share the optimizer's state, as in `disk_offload`, all of them call this with the optimizer. The
+    first one writes, with what it knows besides tensors, such as its random state, and gets the other parts of each
+    tensor from the others. If it cannot write, the error is that of all. Without the optimizer, one process alone calls
+    this.
 
     The state of the default random generator is saved too. If another process is saving to the directory, this call
     waits for a few seconds.
@@ -114,39 +116,39 @@ def save_checkpoint(
     >>> found["step"], found["extra"]
     (100, {'loss': 0.5})
     """
-    root = safetensors_io.absolute(directory)
-    max_shard_bytes = parse_bytes(max_shard_size)
-    if max_shard_bytes < 1:
-        raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
-    tensors, others = _unique_state(model)
-    if trainable_only:
-        frozen = _frozen(model)
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
-    sets = {MODEL: tensors}
-    state: dict[str, Any] = {
-        "step": step,
-        "model": type(model).__name__,
-        "config": _config(model),
-        "rng": dataclasses.asdict(default_generator.get_state()),
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "data": None if data is None else data.state_dict(),
-        "extra": dict(extra or {}),
-        "model_extra": others,
-        "trainable_only": trainable_only,
-    }
-    if optimizer is not None:
-        state["optimizer"], sets[OPTIMIZER] = optimizer_state.split(optimizer)
-    _require_json(state)
-    whole = None if trainable_only else model
     group = None if optimizer is None else optimizer.step_context.group
-    if group is None:
-        return _save(root, directory, sets, state, max_shard_bytes, whole)
-    shared = [tensor for tensors in sets.values() for tensor in tensors.values() if isinstance(tensor, ShardedTensor)]
-    if group.rank() != 0:
+    of_optimizer = None if optimizer is None else optimizer_state.split(optimizer)
+    of_tensors = {} if of_optimizer is None else of_optimizer[1]
+    shared = [tensor for tensor in of_tensors.values() if isinstance(tensor, ShardedTensor)]
+    if group is not None and group.rank() != 0:
         return Path(answer(group, shared))
-    with asking(group, shared) as asked:
-        version = _save(root, directory, sets, state, max_shard_bytes, whole)
-        asked.result = str(version)
+    with contextlib.nullcontext() if group is None else asking(group, shared) as asked:
+        root = safetensors_io.absolute(directory)
+        max_shard_bytes = parse_bytes(max_shard_size)
+        if max_shard_bytes < 1:
+            raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
+        tensors, others = _unique_state(model)
+        if trainable_only:
+            frozen = _frozen(model)
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
+        sets = {MODEL: tensors}
+        state: dict[str, Any] = {
+            "step": step,
+            "model": type(model).__name__,
+            "config": _config(model),
+            "rng": dataclasses.asdict(default_generator.get_state()),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "data": None if data is None else data.state_dict(),
+            "extra": dict(extra or {}),
+            "model_extra": others,
+            "trainable_only": trainable_only,
+        }
+        if of_optimizer is not None:
+            state["optimizer"], sets[OPTIMIZER] = of_optimizer
+        _require_json(state)
+        version = _save(root, directory, sets, state, max_shard_bytes, None if trainable_only else model)
+        if asked is not None:
+            asked.result = str(version)
     return version
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spillgrad.autograd.core.grad_mode import enable_grad, no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
+from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.errors import ArgumentError, GraphError, OperandError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device, to_dtype
@@ -555,6 +556,8 @@ class Optimizer:
 
     def _copied(self, value: Any, param: Tensor, key: str) -> Any:
         """Return a copy of an entry of a parameter's state, for the parameter's device and dtype."""
+        if isinstance(value, ShardedTensor):
+            return value.clone()
         if isinstance(value, StoredTensor):
             value = value.tensor()
         elif isinstance(value, Tensor):

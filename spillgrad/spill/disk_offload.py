@@ -144,7 +144,9 @@ class disk_offload(OffloadOwner):
     the ranks, and divides them by the number of processes, as `DistributedDataParallel` does; the methods
     `no_sync`, `contribute_nothing` and `set_gradient_divide_factor` are the same, too. Each process updates its part of
     every parameter, and gets the other parts from the others. All call `save_checkpoint`; the first one writes it, and
-    any number of processes can load it. With `step_in_backward`, updates follow when backward ends.
+    any number of processes can load it. With `step_in_backward`, updates follow when backward ends. Gradients and state
+    are `ShardedTensor` objects: ``shard`` is this process's part, and ``full_tensor()``, called by all, the whole. The
+    optimizer, and a model that has gradients, cannot be copied or pickled then.
 
     Examples
     --------

@@ -93,8 +93,9 @@ class BackwardBuckets:
         self._who = who
         self._is_armed = False
         self._names = [name for name, _ in named]
-        self._parameters = [parameter for _, parameter in named]
-        self._buckets = _buckets(self._parameters, bucket_bytes)
+        parameters = [parameter for _, parameter in named]
+        self._references = [weakref.ref(parameter) for parameter in parameters]  # the parameters outlive this
+        self._buckets = _buckets(parameters, bucket_bytes)
         self._bucket_of = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._before: dict[int, Tensor | None] = {}  # gradients that were there, the same in all processes
         self._local: set[int] = set()  # gradients that were added up in this process alone
@@ -103,12 +104,17 @@ class BackwardBuckets:
         self._filled: list[int] = []  # buckets in the order in which this backward has filled them
         self._is_in_order = False  # whether the buckets are in the order in which backward fills them
         handles = []
-        reducer = weakref.ref(self)  # the parameters outlive it
-        for place, parameter in enumerate(self._parameters):
+        reducer = weakref.ref(self)
+        for place, parameter in enumerate(parameters):
             for name, act in (("_pre_accumulate_hooks", _set_aside), ("_post_accumulate_hooks", _arrived)):
                 hooks = parameter.__dict__.setdefault(name, HookDict())
                 handles.append(hooks.add(functools.partial(act, reducer, place)))
         weakref.finalize(self, _remove, handles)
+
+    def _parameter(self, place: int) -> Tensor:
+        parameter = self._references[place]()
+        assert parameter is not None
+        return parameter
 
     def arm(self) -> None:
         """Have the next backward add up gradients over all processes."""
@@ -196,7 +202,7 @@ class BackwardBuckets:
     def _former(self, place: int) -> Tensor | None:
         """Return the sum over all processes that was there before; None without one."""
         # A gradient that this backward did not touch is still there.
-        return self._before.get(place, None if place in self._local else self._parameters[place].grad)
+        return self._before.get(place, None if place in self._local else self._parameter(place).grad)
 
     def _begin(self, bucket: Bucket, number: int, before: Sequence[Former | None], steps: Steps) -> None:
         """Begin the collective that adds up a bucket on top of what was there `before`."""
@@ -245,7 +251,7 @@ class GradientReducer(BackwardBuckets):
         return self.divisor != self.group.size()
 
     def _hold(self, bucket: Bucket, place: int) -> None:
-        grad = self._parameters[place].grad
+        grad = self._parameter(place).grad
         if grad is not None:  # an earlier hook may have taken it
             bucket.put(place, grad.array)
 
@@ -283,10 +289,10 @@ class GradientReducer(BackwardBuckets):
                 if is_there:
                     self._put(place, flat[part])
                 elif place in self._before:
-                    self._parameters[place].grad = self._before[place]
+                    self._parameter(place).grad = self._before[place]
 
     def _put(self, place: int, values: np.ndarray) -> None:
-        parameter = self._parameters[place]
+        parameter = self._parameter(place)
         grad = self._before.get(place)
         if grad is None:
             grad = parameter.grad

@@ -5,6 +5,7 @@ that part of the parameter; then it gets the other parts from the other processe
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class ShardedTraining(OffloadedTraining):
         self._spare_bytes = spare_bytes  # what the budget allows besides what a layer and an update need
         self.is_in_step = True  # False under no_sync()
         self._gatherer = Gatherer(group, residents)
+        self._is_updating = False
         self.reducer: ShardReducer
 
     def take_model(self, model: Module) -> None:
@@ -60,22 +62,26 @@ class ShardedTraining(OffloadedTraining):
             )
         require_same_modules("disk_offload", self.group, trained, tensors)
         self._share_first_values([tensor for _, tensor in tensors])
-        squares = None if self._max_grad_norm is None else clip_grad.squares
         self.reducer = ShardReducer(
             self.residents, self.group, trained, self._bucket_bytes(), self._spare_bytes, self._put_gradient_in_store,
-            squares, self._gradients_are_there,
+            self._max_grad_norm is not None, self._gradients_are_there,
         )  # fmt: skip
-        self._buffers = [buffer for _, buffer in model.named_buffers()]
+        self._buffers = [weakref.ref(buffer) for _, buffer in model.named_buffers()]
         model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)
 
     def _begin_forward(self, module: Module, args: object, kwargs: object) -> None:
-        if self.is_in_step:
-            for buffer in self._buffers:  # as DistributedDataParallel does, also in evaluation
-                self._broadcast(buffer)
+        self._share_buffers()
         if is_grad_enabled() and self.is_in_step:
             self.reducer.arm()
         elif is_grad_enabled():
             self.reducer.disarm()
+
+    def _share_buffers(self) -> None:
+        """Give all processes the first one's buffers before each forward, as `DistributedDataParallel` does."""
+        for known in self._buffers if self.is_in_step else ():
+            buffer = known()
+            if buffer is not None:
+                self._broadcast(buffer)
 
     def _bucket_bytes(self) -> int:
         """Return how many bytes of gradients travel together: the same in all processes, and few beside the budgets."""
@@ -114,8 +120,7 @@ class ShardedTraining(OffloadedTraining):
 
     def contribute_nothing(self) -> None:
         """Take part in the sums of a backward that other processes run."""
-        for buffer in self._buffers:
-            self._broadcast(buffer)
+        self._share_buffers()
         self.reducer.contribute_nothing()
 
     def _accumulated(self, param: Tensor) -> None:
@@ -156,16 +161,31 @@ class ShardedTraining(OffloadedTraining):
         if optimizer is not None:
             self._require_sums(optimizer)
         with super().around_step():
-            yield
-            self._gatherer.finish()
+            self._is_updating = True
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(DistributedError):  # whoever sees the error need not see what follows from it
+                    self._gatherer.finish()
+                raise
+            else:
+                self._gatherer.finish()
+            finally:
+                self._is_updating = False
 
     def _require_sums(self, optimizer: Optimizer) -> None:
         for param, _ in members(optimizer):
-            if param.grad is not None and not isinstance(param.grad, ShardedGradient):
+            if param.grad is None or isinstance(param.grad, ShardedGradient):
+                continue
+            if id(param) not in self.reducer.parts:
                 raise GraphError(
-                    f"disk_offload: {self._names.get(id(param), 'a parameter')} has a gradient of this process alone "
-                    "when it is to be updated; run the last backward of a step outside no_sync()"
+                    "disk_offload: the optimizer has a parameter that the model did not have when it was offloaded; "
+                    "several processes update the model's alone"
                 )
+            raise GraphError(
+                f"disk_offload: {self._names[id(param)]} has a gradient of this process alone when it is to be "
+                "updated; run the last backward of a step outside no_sync()"
+            )
 
     def gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad
@@ -194,13 +214,19 @@ class ShardedTraining(OffloadedTraining):
         if parts is not None:
             self._gatherer.finish(self._idle_bytes(param))
         with super().around_update(param):
-            state = {} if optimizer is None else optimizer.state.get(param, {})
+            state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(param, {})
             for key, value in state.items():
                 if isinstance(value, ShardedTensor):
                     state[key] = value.shard
+            is_updated = self._is_updating and isinstance(param.grad, ShardedGradient)
             # The update has a view, which does not hold the array: without this, the store could take it back.
-            array = param._storage.array if isinstance(param.grad, ShardedGradient) else None
-            yield
+            array = param._storage.array if is_updated else None
+            try:
+                yield
+            except BaseException:
+                if optimizer is not None:
+                    self._put_state_away(optimizer, param)
+                raise
             if array is not None and parts is not None:
                 param._storage.begin_change()  # by what arrives: this process may have no part of its own
                 self._gatherer.begin(self._names[id(param)], array, parts)
@@ -230,12 +256,10 @@ class ShardedTraining(OffloadedTraining):
         parts = self.reducer.parts.get(id(param))
         state: dict[str, Any] = optimizer.state.get(param, {})
         for key, value in state.items():
-            if not isinstance(value, Tensor) or isinstance(value, ShardedTensor) or parts is None:
+            if not isinstance(value, Tensor) or parts is None or (param.ndim and not value.ndim):  # a number
                 continue
-            if param.ndim and not value.ndim:  # a number
-                continue
-            shard = value
-            if value.shape == param.shape and not value.storage.offloaded:  # it was loaded
+            shard = value.shard if isinstance(value, ShardedTensor) else value
+            if shard is value and value.shape == param.shape and not value.storage.offloaded:  # it was loaded
                 shard = value.detach().reshape(-1)[self._own(param)].clone()
             if shard.numel():
                 self.residents.offload(shard, Label("state", key, self._names.get(id(param))))

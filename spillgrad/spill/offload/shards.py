@@ -7,6 +7,7 @@ a gradient has the bits that one process computes which runs the batches of all 
 import collections
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,8 +19,10 @@ from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
 from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket, Former, add_up
+from spillgrad.nn.utils import clip_grad
 from spillgrad.spill.offload.needs import reduced_bytes
 from spillgrad.spill.offload.residents import Residents
+from spillgrad.spill.offload.tensors import OffloadedStorage
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.optim import CHUNK
 from spillgrad_kernels.memory import buffers
@@ -45,7 +48,12 @@ class ShardedGradient(ShardedTensor):
     """The sum of a gradient over all processes."""
 
     sums: int  # how many sums over all processes it has been through
-    squares: np.ndarray | None  # the part's sums of squares; None if they are not needed
+
+    def squares(self) -> np.ndarray:
+        """Return the sums of squares of this process's part."""
+        storage = self.shard._storage
+        known = storage.squares if isinstance(storage, OffloadedStorage) else None
+        return clip_grad.squares(self.shard) if known is None else known
 
 
 def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
@@ -104,31 +112,38 @@ class ShardReducer(BackwardBuckets):
         The most bytes that may be under way while backward computes.
     put_away : callable
         Moves the gradient of a parameter, whole or a part, to the store.
-    squares : callable, optional
-        Returns the sums of squares of a gradient's part.
+    needs_squares : bool
+        Whether norms will be taken.
     ended : callable
-        Called when a backward has ended, and all gradients are there.
+        Called when a backward has ended, and all gradients are there. Both callables are methods of an object that
+        holds this one.
     """
 
     def __init__(
         self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int,
-        spare_bytes: int, put_away: Callable[[Tensor, str], None], squares: Callable[[Tensor], np.ndarray] | None,
-        ended: Callable[[], None],
+        spare_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         super().__init__("disk_offload", group, named, bucket_bytes)
         self._spare_bytes = spare_bytes
-        self._residents, self._put_away, self._squares, self._ended = residents, put_away, squares, ended
+        self._residents, self._needs_squares = residents, needs_squares
+        # The model holds whoever holds this: a cycle would keep the store beyond the model.
+        self._methods = weakref.WeakMethod(put_away), weakref.WeakMethod(ended)
         self._runs: dict[int, list[slice]] = {}
         self.parts: dict[int, list[slice]] = {}  # by the id of a parameter: the elements that each rank keeps
         for bucket in self._buckets:
             runs, parts = ranges(bucket, group.size())
             self._runs[id(bucket)] = runs
             for place, of_ranks in zip(bucket.places, parts, strict=True):
-                self.parts[id(self._parameters[place])] = of_ranks
+                self.parts[id(self._parameter(place))] = of_ranks
         self._under_way: collections.deque[_UnderWay] = collections.deque()
 
     def _refuses_more(self, grad: Tensor) -> bool:
-        return True  # it is in parts
+        return isinstance(grad, ShardedGradient)  # it is in parts
+
+    def _put_away(self, grad: Tensor, name: str) -> None:
+        method = self._methods[0]()
+        assert method is not None
+        method(grad, name)
 
     def _keep(self, place: int) -> None:
         self._put_grad_away(place)
@@ -138,7 +153,7 @@ class ShardReducer(BackwardBuckets):
             self._put_grad_away(place)
 
     def _put_grad_away(self, place: int) -> None:
-        grad = self._parameters[place].grad
+        grad = self._parameter(place).grad
         if grad is not None:
             self._put_away(grad, self._names[place])
 
@@ -173,11 +188,13 @@ class ShardReducer(BackwardBuckets):
         before: list[Former | None] = []
         for place, part in zip(bucket.places, bucket.parts, strict=True):
             former = self._former(place)
-            own = self.parts[id(self._parameters[place])][self.group.rank()]
-            if isinstance(former, ShardedGradient):
-                before.append(Former(part.start + own.start, former.shard.array))
-            else:
+            own = self.parts[id(self._parameter(place))][self.group.rank()]
+            if former is None:
                 before.append(None)
+            elif isinstance(former, ShardedGradient):
+                before.append(Former(part.start + own.start, former.shard.array))
+            else:  # a user has set it
+                before.append(Former(part.start + own.start, np.ascontiguousarray(former.array).reshape(-1)[own]))
         return before
 
     def _is_sent(self, bucket: Bucket, place: int) -> bool:
@@ -187,7 +204,7 @@ class ShardReducer(BackwardBuckets):
     def _alone(self, bucket: Bucket) -> Tensor | None:
         """Return the gradient of a bucket that has no other, and need not be copied."""
         (place, *others) = bucket.places
-        return self._parameters[place].grad if not others and self._is_sent(bucket, place) else None
+        return self._parameter(place).grad if not others and self._is_sent(bucket, place) else None
 
     def _fill(self, bucket: Bucket, alone: Tensor | None) -> object:
         """Move the gradients that this process has into the bucket; return what holds its memory."""
@@ -198,11 +215,11 @@ class ShardReducer(BackwardBuckets):
             bucket.present[0] = True
             held = (alone, array)  # of which the store counts what it has
         for place in bucket.places:
-            grad = self._parameters[place].grad
+            grad = self._parameter(place).grad
             if grad is not None and self._is_sent(bucket, place):  # an earlier hook may have taken it
                 if alone is None:
                     bucket.put(place, grad.array)
-                self._parameters[place].grad = None
+                self._parameter(place).grad = None
         if bucket.flat is None:
             bucket.flat = np.zeros(bucket.size, bucket.dtype)
         return held
@@ -214,7 +231,12 @@ class ShardReducer(BackwardBuckets):
         bucket = self._buckets[self._next]
         for place in bucket.places:
             former = self._former(place)
-            digest.update(b"%d," % (former.sums if isinstance(former, ShardedGradient) else 0))
+            if isinstance(former, ShardedGradient):
+                digest.update(b"%d," % former.sums)
+            elif former is None:
+                digest.update(b"-,")
+            else:
+                digest.update(np.ascontiguousarray(former.array).reshape(-1).view(np.uint8).data)
         return f"earlier gradients {digest.hexdigest()}"
 
     def _finish(self) -> None:
@@ -236,24 +258,28 @@ class ShardReducer(BackwardBuckets):
         rank = self.group.rank()
         start = self._runs[id(bucket)][rank].start
         for place, part, is_there in zip(bucket.places, bucket.parts, bucket.found, strict=True):
-            parameter = self._parameters[place]
+            parameter = self._parameter(place)
             former = self._former(place)
-            if not is_there:
+            if not is_there and (former is None or isinstance(former, ShardedGradient)):
                 parameter.grad = former
                 continue
             parts = self.parts[id(parameter)]
             own = parts[rank]
             begin = part.start + own.start - start
             values = total[begin : begin + own.stop - own.start]
+            if not values.size:  # a view would hold the memory of all
+                values = np.empty(0, total.dtype)
             shard = Tensor.wrap(total if values.size == total.size else values)
             sums = former.sums + 1 if isinstance(former, ShardedGradient) else 1
             grad = ShardedTensor.of(self.group, parts, shard, tuple(parameter.shape))
             grad.__class__ = ShardedGradient
             assert isinstance(grad, ShardedGradient)
             grad.sums = sums
-            grad.squares = None if self._squares is None else self._squares(shard)
+            squares = clip_grad.squares(shard) if self._needs_squares else None  # while it is in RAM
             parameter.grad = grad
             self._put_away(shard, self._names[place])
+            if isinstance(shard._storage, OffloadedStorage):
+                shard._storage.squares = squares
 
     def _forget(self) -> None:
         for sent in self._under_way:
@@ -263,7 +289,9 @@ class ShardReducer(BackwardBuckets):
 
     def _end(self) -> None:
         super()._end()
-        self._ended()
+        method = self._methods[1]()
+        assert method is not None
+        method()
 
 
 class Gatherer:
@@ -296,7 +324,7 @@ def norms_of(group: ProcessGroup, gradients: Sequence[ShardedGradient]) -> Itera
         [-(-(part.stop - part.start) * each // CHUNK) for part in grad.parts]
         for grad, each in zip(gradients, numbers, strict=True)
     ]
-    mine = np.concatenate([grad.squares for grad in gradients if grad.squares is not None])
+    mine = np.concatenate([grad.squares() for grad in gradients])
     whole = [np.empty(sum(of_rank)) for of_rank in zip(*counts, strict=True)]
     run(group, f"norms of {len(gradients)} gradients", all_gather(mine, whole))
     starts = [0] * group.size()

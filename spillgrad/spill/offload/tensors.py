@@ -106,6 +106,8 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     _residents: TensorResidents
     # The norm of a gradient; None if it is not known.
     norm: float | None = None
+    # The sums of squares of a gradient's part; None if they are not known.
+    squares: np.ndarray | None = None
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""
@@ -123,12 +125,12 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
         super().place(residents, store, handle, array)
 
     def begin_change(self) -> None:
-        self.norm = None
+        self.norm = self.squares = None
         super().begin_change()
         Storage.begin_change(self)
 
     def lend(self) -> None:
-        self.norm = None
+        self.norm = self.squares = None
         super().lend()
         Storage.lend(self)
 

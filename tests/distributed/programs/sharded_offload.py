@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import gc
 import os
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,14 @@ import spillgrad as sg
 import spillgrad.distributed as dist
 from spillgrad import nn
 from spillgrad.distributed.sharded_tensor import ShardedTensor
-from spillgrad.errors import ArgumentError, CheckpointError, DistributedError, GraphError, UnsupportedError
+from spillgrad.errors import (
+    ArgumentError,
+    CheckpointError,
+    DistributedError,
+    GraphError,
+    OperandError,
+    UnsupportedError,
+)
 from spillgrad.files import safetensors_io
 from spillgrad.generator import GeneratorState
 
@@ -155,6 +164,90 @@ except CheckpointError as error:
 if rank == 0:
     safetensors_io.write = kept
 assert sg.load_checkpoint(saved)["step"] == STEPS
+
+# Saves that one process alone makes go wrong are errors in all.
+for extra in ({"set": {1}}, {}):
+    try:
+        sg.save_checkpoint(saved, again.model, again.optimizer, step=9, extra=extra if rank == 0 else {})
+        assert not extra
+    except (OperandError, CheckpointError) as error:
+        assert "JSON cannot hold extra" in str(error), error
+sg.load_checkpoint(saved, again.model, again.optimizer)
+require_same(as_bytes(again.model, again.optimizer), as_bytes(offload.model, offload.optimizer))
+
+# An update that is interrupted, or a state that is loaded, leaves nothing under way and no state in parts.
+offload = offloaded("adamw", False, 0.5, folder)
+train(offload, False, steps=[0])
+loss_of(offload.model, 1, rank).backward()
+kept, calls = offload.optimizer.update, []
+
+
+def interrupted(*arguments):
+    calls.append(arguments)
+    if len(calls) == 3:
+        raise KeyboardInterrupt
+    return kept(*arguments)
+
+
+offload.optimizer.update = interrupted
+try:
+    offload.optimizer.step()
+    raise AssertionError("it is not interrupted")
+except KeyboardInterrupt:
+    offload.optimizer.update = kept
+state = offload.optimizer.state_dict()["state"].values()
+kinds = {type(value) for entries in state for value in entries.values() if isinstance(value, sg.Tensor)}
+assert kinds == {ShardedTensor}
+before = as_bytes(offload.model, offload.optimizer)
+offload.optimizer.load_state_dict(offload.optimizer.state_dict())
+require_same(as_bytes(offload.model, offload.optimizer), before)
+sg.save_checkpoint(saved, offload.model, offload.optimizer)
+sg.load_checkpoint(saved, offload.model, offload.optimizer)
+offload.model.load_state_dict(offload.model.state_dict())
+require_same(as_bytes(offload.model, offload.optimizer), before)
+
+# Gradients that a user sets or changes count, as in one process.
+offload.optimizer.zero_grad(set_to_none=False)
+assert not offload.model.scale.grad.full_tensor().numpy().any()
+offload.model.scale.grad = sg.tensor(3.0)
+offload.optimizer.zero_grad(set_to_none=True)
+for parameter in offload.model.parameters():
+    if parameter.requires_grad:
+        parameter.grad = sg.ones_like(parameter)
+loss_of(offload.model, 0, 0).backward()
+found = {name: p.grad.full_tensor().numpy() for name, p in offload.model.named_parameters() if p.requires_grad}
+offload.optimizer.zero_grad()
+loss_of(offload.model, 0, 0).backward()
+for name, parameter in offload.model.named_parameters():
+    if parameter.requires_grad and parameter.grad is not None:
+        total = np.ones_like(found[name])
+        gradient = parameter.grad.full_tensor().numpy() / np.float32(size)
+        assert np.allclose(total + size * gradient, found[name], rtol=1e-5, atol=1e-6), name
+norms = []
+for factor in (1.0, 0.001):
+    offload.optimizer.zero_grad()
+    loss_of(offload.model, 0, 0).backward()
+    for parameter in offload.model.parameters():
+        if parameter.grad is not None:
+            with sg.no_grad():
+                parameter.grad.shard.mul_(factor)
+    offload.optimizer.step()
+    norms.append(offload.grad_norm)
+    sg.load_checkpoint(saved, offload.model)
+assert abs(norms[0] / norms[1] / 1000 - 1) < 1e-4, norms
+
+# Parts of which this process has none hold no memory; the store goes when the model does.
+gc.collect()
+gc.disable()
+deep = sg.disk_offload(
+    lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(40))), sg.optim.AdamW, folder, ram_budget="4MiB"
+)
+deep.model(sg.ones(2, 256)).sum().backward()
+assert deep.stats().peak_ram_bytes <= 4 << 20, deep.stats().peak_ram_bytes
+known = weakref.ref(deep._training)
+del deep
+assert known() is None, "a cycle holds it"
+gc.enable()
 
 # Updates at the end of each backward, and sums that each process makes first.
 offload = sg.disk_offload(
