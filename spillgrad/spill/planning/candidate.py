@@ -188,7 +188,20 @@ class Candidate(abc.ABC):
         )
 
     def phases(self, budget_bytes: int, choice: Choice = NOTHING) -> dict[str, PhaseSeconds]:
-        """Return how long processor and disk work in each phase of a step; the phase takes the longer of the two."""
+        """Return how long processor and disk work in each phase of a step; the phase takes the longer of the two.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The RAM budget of the store.
+        choice : Choice
+            What is recomputed, and what is offloaded.
+
+        Returns
+        -------
+        dict
+            By the name of the phase, the seconds of processor and disk.
+        """
         return self._phases(self._moved(budget_bytes, choice, False), choice)
 
     def _phases(self, moved: belady.Traffic, choice: Choice) -> dict[str, PhaseSeconds]:
