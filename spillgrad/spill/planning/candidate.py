@@ -193,9 +193,9 @@ class Candidate(abc.ABC):
         Parameters
         ----------
         budget_bytes : int
-            The RAM budget of the store.
-        choice : Choice
-            What is recomputed, and what is offloaded.
+            The `ram_budget`.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
 
         Returns
         -------
