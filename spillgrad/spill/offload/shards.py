@@ -308,7 +308,7 @@ class Gatherer:
         steps = all_gather(pieces[self._group.rank()], pieces)
         self._under_way.append((begin(self._group, f"{name} ({flat.size} {flat.dtype})", steps), array))
 
-    def finish(self, but_bytes: int = 0) -> None:
+    def finish(self, but_bytes: int = -1) -> None:
         """Wait for the first ones, until at most so many bytes are under way."""
         while self._under_way and sum(array.nbytes for _, array in self._under_way) > but_bytes:
             work, array = self._under_way.popleft()
