@@ -45,10 +45,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     "processes, fault, told",
     [
         (2, "recv", r"message 0 from rank 1 to 0 of float32 .*, ends.py:\d+: rank 1 on \S+ has ended without it; call"),
-        (
+        pytest.param(
             2,
             "subgroup",
             r"all_reduce of float32 .* SUM, ends.py:\d+: rank 1 on \S+ has ended without it; call the same",
+            marks=pytest.mark.exhaustive,
         ),
         (3, "part", r"all_to_all_single: rank 0 sends 2 elements to rank 1, which wants 1; give both the same sizes"),
     ],
@@ -60,6 +61,7 @@ def test_who_waits_for_a_rank_that_has_ended_or_failed_learns_it_in_seconds(proc
     assert "rank 0 went on" not in ran.output
 
 
+@pytest.mark.exhaustive
 def test_what_a_rank_has_sent_arrives_although_its_program_has_ended():
     ran = launch(2, "ends.py", "sent", timeout_s=120)
     assert ran.status == 0, ran.errors
@@ -99,6 +101,7 @@ def test_a_mistake_is_not_started_again(tmp_path: Path):
     assert re.fullmatch(r"spillgrad: models: got 'tinny'.*\n", errors), errors
 
 
+@pytest.mark.exhaustive
 def test_other_programs_start_again_with_the_same_words_and_learn_which_start_it_is(tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -136,6 +139,7 @@ def test_ctrl_c_saves_at_the_same_step_and_resume_goes_on(undisturbed, tmp_path:
     assert saved(out) == undisturbed
 
 
+@pytest.mark.exhaustive
 def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path):
     with started(launched(2, "--", *TRAIN[:3], "--accumulate", 2, "--out", tmp_path / "out")) as running:
         wait_until(lambda: list(tmp_path.glob("out/run-*")), running)
@@ -149,7 +153,10 @@ def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path):
     assert errors == ""
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    "number, status",
+    [pytest.param(signal.SIGTERM, 130, marks=pytest.mark.exhaustive), (signal.SIGKILL, -signal.SIGKILL)],
+)
 def test_a_program_ends_with_its_launcher(number: int, status: int):
     with started(launched(2, "ends.py", "interrupted")) as running:
         assert running.stdout is not None
@@ -163,6 +170,7 @@ def test_a_program_ends_with_its_launcher(number: int, status: int):
     assert errors == ""
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_under_mpiexec_alone_ends_all_and_the_last_checkpoint_is_whole(tmp_path: Path):
     out, path = tmp_path / "out", _mpiexec()
     words = mpiexec_words(path, _version(path), Placement(2), {})

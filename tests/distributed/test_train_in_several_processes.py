@@ -31,7 +31,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@pytest.mark.parametrize("processes", [*(pytest.param(n, marks=pytest.mark.exhaustive) for n in (2, 3)), 4])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("processes", [2, 3, 4])
 def test_the_checkpoint_is_that_of_one_process(processes: int, alone: Path, tmp_path: Path):
     ran = train(processes, tmp_path, *SETTINGS, "--out", tmp_path / "out")
     assert ran.status == 0, ran.errors
