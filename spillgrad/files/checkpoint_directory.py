@@ -180,7 +180,7 @@ def remove(version: Path) -> None:
         warnings.warn(
             f"checkpoint: {version} could not be removed ({reason(error)}), and takes room on the disk; remove it by "
             "hand",
-            stacklevel=4,  # the caller of `save_checkpoint`
+            stacklevel=5,  # the caller of `save_checkpoint`
         )
 
 

@@ -307,7 +307,7 @@ JOURNALS: dict[str, tuple[Callable[[bytes], bytes], list[str]]] = {
     "no time": (lambda text: replaced(text, 1, b'{"t": NaN, "event": "free", "array": 0}'), ["2"]),
     "JSON of no end of depth": (lambda text: replaced(text, 1, b"[" * 100_000), ["2"]),
     "two lines": (lambda text: replaced(replaced(text, 1, b"{"), 2, b"\xff\xfe"), ["2, 3"]),
-    "cut off in a line before its end": (lambda text: text[: len(text) // 2], []),
+    "cut off in a line before its end": (lambda text: text[: text.index(b"\n", len(text) // 2) - 5], []),
     "a line cut off before its end": (lambda text: replaced(text, 2, text.split(b"\n")[2][:-5]), ["3"]),
 }
 

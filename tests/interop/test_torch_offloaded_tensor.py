@@ -115,7 +115,12 @@ def test_results_and_gradients_are_the_same_bit_for_bit(residents: Residents, na
     for offload in (lambda module: module, lambda module: offloaded(module, residents)):
         torch.manual_seed(0)
         module = build()
-        found.append(run(offload(module), given(), mode))
+        try:
+            found.append(run(offload(module), given(), mode))
+        except RuntimeError as error:
+            if found or "could not create a primitive" not in str(error):
+                raise
+            pytest.skip(f"PyTorch itself has no {name} in bfloat16 for this processor")
     assert torch.equal(found[0][0], found[1][0])
     for wanted, got in zip(found[0][1], found[1][1], strict=True):
         assert torch.equal(wanted, got)
