@@ -4,47 +4,16 @@ import contextlib
 import sys
 
 import numpy as np
+from net import Net, loss_of
 
 import spillgrad as sg
 import spillgrad.distributed as dist
 from spillgrad import nn
-from spillgrad.generator import GeneratorState
 from spillgrad.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("mpi")
 rank, size = dist.get_rank(), dist.get_world_size()
 STEPS, BATCHES = 4, 12
-F = nn.functional
-
-
-class Net(nn.Module):
-    """Tied weights, dropout, a layer that some batches skip, one that all skip, and a frozen one."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(300, 64)
-        self.hidden = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.2), nn.Linear(256, 64))
-        self.sometimes = nn.Linear(64, 64)
-        self.never = nn.Linear(64, 64)
-        self.frozen = nn.Linear(64, 64).requires_grad_(False)
-
-    def forward(self, tokens, often):
-        x = self.embedding(tokens)
-        x = self.frozen(x + self.hidden(x))
-        return F.linear(self.sometimes(x) if often else x, self.embedding.weight)
-
-
-def batch(step, number):
-    rng = np.random.default_rng((step, number))
-    return sg.tensor(rng.integers(0, 300, (2, 16))), sg.tensor(rng.integers(0, 300, (2, 16)))
-
-
-def loss_of(model, step, number):
-    """Return a batch's share of the loss. Random numbers hang on the batch's number, not on the process."""
-    tokens, targets = batch(step, number)
-    with sg.default_generator.replay(GeneratorState(step, number << 40)):
-        logits = model(tokens, often=number % 3 != 1)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * (1 / BATCHES)
 
 
 def train(model, run_batches, autocast):
@@ -70,7 +39,7 @@ def one_process(autocast):
 
     def run_batches(step):
         for number in range(BATCHES):
-            loss_of(model, step, number).backward()
+            (loss_of(model, step, number) * (1 / BATCHES)).backward()
 
     return train(model, run_batches, autocast)
 
@@ -82,7 +51,7 @@ def several(autocast, bucket_cap_mb):
 
     def run_batches(step):
         for number in range(rank, BATCHES, size):
-            loss_of(parallel, step, number).backward()
+            (loss_of(parallel, step, number) * (1 / BATCHES)).backward()
 
     return train(parallel, run_batches, autocast)
 

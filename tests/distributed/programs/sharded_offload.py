@@ -10,6 +10,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
+from net import Net, loss_of
 
 import spillgrad as sg
 import spillgrad.distributed as dist
@@ -24,45 +25,10 @@ from spillgrad.errors import (
     UnsupportedError,
 )
 from spillgrad.files import safetensors_io
-from spillgrad.generator import GeneratorState
 
 dist.init_process_group("mpi")
 rank, size = dist.get_rank(), dist.get_world_size()
 STEPS, BATCHES = 3, 8
-F = nn.functional
-
-
-class Net(nn.Module):
-    """Tied weights, dropout, a layer that some batches skip, one that all skip, a frozen one, a number as parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(300, 64)
-        self.hidden = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.2), nn.Linear(256, 64))
-        self.sometimes = nn.Linear(64, 64)
-        self.never = nn.Linear(64, 64)
-        self.frozen = nn.Linear(64, 64).requires_grad_(False)
-        self.scale = nn.Parameter(sg.tensor(1.5))
-
-    def forward(self, tokens, often):
-        x = self.embedding(tokens)
-        x = self.frozen(x + self.hidden(x)) * self.scale
-        return F.linear(self.sometimes(x) if often else x, self.embedding.weight)
-
-
-def batch(step, number):
-    rng = np.random.default_rng((step, number))
-    return sg.tensor(rng.integers(0, 300, (2, 16))), sg.tensor(rng.integers(0, 300, (2, 16)))
-
-
-def loss_of(model, step, number):
-    """Return a batch's share of the loss. Random numbers hang on the batch's number, not on the process."""
-    tokens, targets = batch(step, number)
-    with sg.default_generator.replay(GeneratorState(step, number << 40)):
-        logits = model(tokens, often=number % 3 != 1)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) * (1 / BATCHES)
-
-
 OPTIMIZERS = {
     "adamw": lambda params: sg.optim.AdamW(params, lr=1e-2),
     "sgd": lambda params: sg.optim.SGD(params, lr=1e-1, momentum=0.9),
@@ -88,7 +54,7 @@ def one_process(kind, autocast, max_norm, seed=1):
         optimizer.zero_grad()
         with sg.autocast("cpu") if autocast else contextlib.nullcontext():
             for number in range(BATCHES):
-                loss_of(model, step, number).backward()
+                (loss_of(model, step, number) * (1 / BATCHES)).backward()
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
@@ -112,7 +78,7 @@ def train(offload, autocast, steps=range(STEPS)):
                     offload.contribute_nothing()
                     continue
                 with sg.save_on_disk(offload):
-                    loss = loss_of(offload.model, step, first + rank)
+                    loss = loss_of(offload.model, step, first + rank) * (1 / BATCHES)
                 loss.backward()
         offload.optimizer.step()
 
