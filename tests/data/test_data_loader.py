@@ -382,13 +382,13 @@ class Slow(Dataset):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_breaking_off_a_pass_waits_for_one_batch_at_most(persistent):
-    loader = DataLoader(Slow(), 1, num_workers=1, prefetch_factor=10, persistent_workers=persistent)
+    loader = DataLoader(Slow(), 1, num_workers=1, prefetch_factor=40, persistent_workers=persistent)
     for number in loader:
         assert number.item() == 0
         broken_off = time.monotonic()
         break
     assert next(iter(loader)).item() == 0
-    assert time.monotonic() - broken_off < 2.5
+    assert time.monotonic() - broken_off < 8  # 12, were all batches waited for
 
 
 @pytest.mark.parametrize("dataset_of", [range, lambda rows: Numbers(rows)])
