@@ -385,11 +385,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 def member(group: Any = None) -> ProcessGroup:
     """Return a group, by default that of all processes. Raises DistributedError before `init_process_group`."""
-    if _Default.group is None:
-        raise DistributedError(
-            "Default process group has not been initialized, please make sure to call init_process_group."
-        )
     if group is None:
+        if _Default.group is None:
+            raise DistributedError(
+                "Default process group has not been initialized, please make sure to call init_process_group."
+            )
         return _Default.group
     if group is GroupMember.NON_GROUP_MEMBER:
         raise DistributedError("group: got one that this process is not in; only its members call its collectives")

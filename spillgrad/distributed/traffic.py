@@ -7,8 +7,9 @@ each other in one exchange, so its messages are of one or two sizes.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from spillgrad.distributed.collective_steps import windows
+from spillgrad.distributed.collective_steps import cut, windows
 from spillgrad.distributed.protocol import HEADER
+from spillgrad.distributed.wires import EXACT, Wire, arriving_bytes
 
 _DIGEST_BYTES = 8
 
@@ -48,17 +49,30 @@ def objects_to_all(size: int, nbytes: int) -> Iterator[Traffic]:
     yield gather_to_all(size, nbytes)
 
 
-def sum_of_gradients(size: int, count: int, itemsize: int, parts: int, gathers: bool = True) -> Iterator[Traffic]:
+def sum_of_gradients(
+    size: int, count: int, itemsize: int, parts: int, gathers: bool = True, wire: Wire = EXACT
+) -> Iterator[Traffic]:
     """Yield the exchanges of `reduce_gradients`, of `count` elements of `parts` parameters.
 
-    Without `gathers`, each rank keeps the sums of its piece, as where optimizer state is sharded.
+    Without `gathers`, each rank keeps the sums of its piece, as where optimizer state is sharded. Only elements of four
+    bytes travel in the format `wire`.
     """
+    wire = wire if itemsize == 4 else EXACT
     yield headers(size)
     yield gather_to_all(size, parts)
-    for window in windows(count, itemsize):
-        elements = window.stop - window.start
-        for _ in range(1 + gathers):
-            yield exchange(size, min(size, elements), elements * itemsize)
+    if wire.value_bytes % 1:
+        yield exchange(size, min(size, count), round(count * (wire.value_bytes % 1)))
+    for format_ in (wire, wire.back)[: 1 + gathers]:
+        value_bytes = itemsize if format_.is_exact else int(format_.value_bytes)
+        for elements in _elements(size, count, arriving_bytes(format_, itemsize)):
+            yield exchange(size, min(size, elements), elements * value_bytes)
+
+
+def _elements(size: int, count: int, itemsize: int) -> Iterator[int]:
+    """Yield how many elements each exchange of runs of all ranks has."""
+    lengths = [run.stop - run.start for run in cut(count, size)]
+    for window in windows(max(lengths), itemsize * size):
+        yield sum(max(0, min(length, window.stop) - window.start) for length in lengths)
 
 
 def pieces_to_all(size: int, count: int, itemsize: int) -> Iterator[Traffic]:

@@ -428,6 +428,8 @@ def _shown(value: object) -> str:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
+    if typing.get_origin(kind) is typing.Literal:
+        return value in typing.get_args(kind)
     if isinstance(kind, types.UnionType):
         return any(_is_of(value, part) for part in typing.get_args(kind))
     if kind is float:

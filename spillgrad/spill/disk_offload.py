@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spillgrad.distributed.process_group import ProcessGroup, is_initialized, member
+from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
-from spillgrad.spill.offload.needs import Needs
+from spillgrad.spill.offload.needs import Needs, Sharing
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
@@ -78,6 +79,10 @@ class disk_offload(OffloadOwner):
         process trains alone.
     process_group : ProcessGroup, optional
         The processes; all, by default.
+    wire : {"float32", "bfloat16", "int8"}, default "float32"
+        The format in which float32 gradients travel to be added up. Each backward's gradient is rounded to bfloat16, or
+        to 255 levels that 128 neighbours share; the sums are made in float32. A process alone rounds likewise, so the
+        bits are those of any number of processes.
 
     Attributes
     ----------
@@ -201,14 +206,15 @@ class disk_offload(OffloadOwner):
         keep_journal: str | os.PathLike[str] | None = None,
         shard: str | None = "state",
         process_group: ProcessGroup | None = None,
+        wire: str = "float32",
     ) -> None:
         if shard not in ("state", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state' or None")
         self._device_budget = device_budget
-        self._group = None
-        if shard is not None and (process_group is not None or is_initialized()):
-            group = member(process_group)
-            self._group, self._ranks = (group, group.size()) if group.size() > 1 else (None, 1)
+        together = shard is not None and (process_group is not None or is_initialized())
+        group = member(process_group) if together else ProcessGroup("alone")
+        self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"))
+        self._group = group if self._sharing.sums else None
         super().__init__(
             model,
             optimizer,
@@ -242,8 +248,8 @@ class disk_offload(OffloadOwner):
         needs = super()._require_budgets(ram_budget_bytes)
         if self._group is not None and needs.device.nbytes:
             raise UnsupportedError(
-                f"disk_offload: got a model on a CUDA device with {self._ranks} processes; use "
-                "DistributedDataParallel, or give shard=None"
+                f"disk_offload: got a model on a CUDA device with {self._sharing.ranks} processes and "
+                f'wire="{self._sharing.wire.name}"; use DistributedDataParallel, or give shard=None and wire="float32"'
             )
         self.least_device_budget = needs.device.nbytes
         if self._device_budget is None:
@@ -260,7 +266,7 @@ class disk_offload(OffloadOwner):
             training = OffloadedTraining(*common)
         else:
             spare_bytes = self._residents.store.ram_budget - self.least_budget
-            training = ShardedTraining(*common, self._group, spare_bytes)
+            training = ShardedTraining(*common, self._group, self._sharing.wire, spare_bytes)
         training.take_model(self.model)
         if self.optimizer is not None:
             training.take_optimizer(self.optimizer)

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.distributed.collective_steps import cut
 from spillgrad.distributed.protocol import Call, GroupProtocol, Steps
+from spillgrad.distributed.wires import EXACT, Wire
+from spillgrad.nn.parallel.gradient_sums import Former, reduce_gradients
 
 
 class Sent:
@@ -17,7 +20,7 @@ class Sent:
         self.array, self.done = array, False
 
 
-class Wire:
+class Network:
     """All ranks' messages. A pair of ends with the same ranks and tag is matched in the order of their calls."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -46,35 +49,46 @@ class Wire:
 
 
 class End:
-    """What one rank sees of the wire."""
+    """What one rank sees of the network."""
 
-    def __init__(self, wire: Wire, rank: int) -> None:
-        self.wire, self.rank = wire, rank
+    def __init__(self, network: Network, rank: int) -> None:
+        self.network, self.rank = network, rank
 
     def send(self, rank: int, tag: int, array: np.ndarray) -> Sent:
-        self.wire.sends[self.rank, rank, tag].append(sent := Sent(array))
+        self.network.sends[self.rank, rank, tag].append(sent := Sent(array))
         return sent
 
     def receive(self, rank: int, tag: int, array: np.ndarray) -> Sent:
-        self.wire.receives[rank, self.rank, tag].append(received := Sent(array))
+        self.network.receives[rank, self.rank, tag].append(received := Sent(array))
         return received
 
 
-def protocols(wire: Wire, size: int, timeout_s: float = 60) -> list[GroupProtocol]:
-    return [GroupProtocol(rank, range(size), wire.end(rank), range(64), timeout_s) for rank in range(size)]
+def protocols(network: Network, size: int, timeout_s: float = 60) -> list[GroupProtocol]:
+    return [GroupProtocol(rank, range(size), network.end(rank), range(64), timeout_s) for rank in range(size)]
 
 
-def run(wire: Wire, ranks: Sequence[GroupProtocol]) -> None:
+def run(network: Network, ranks: Sequence[GroupProtocol]) -> None:
     """Let everything happen that can happen."""
     while True:
-        for protocol in wire.random.sample(list(ranks), len(ranks)):
+        for protocol in network.random.sample(list(ranks), len(ranks)):
             protocol.advance()
-        if not wire.deliver():
+        if not network.deliver():
             for protocol in ranks:
                 protocol.advance()
-            if not any(wire.sends[key] and wire.receives[key] for key in list(wire.sends)):
+            if not any(network.sends[key] and network.receives[key] for key in list(network.sends)):
                 return
 
 
 def call_all(ranks: Sequence[GroupProtocol], what: str, steps: Callable[[int], Steps]) -> list[Call]:
     return [protocol.begin(what, "test", steps(rank)) for rank, protocol in enumerate(ranks)]
+
+
+def gradient_sums(
+    rank: int, size: int, flat: np.ndarray, parts: Sequence[slice], present: np.ndarray,
+    before: Sequence[Former | None], divisor: float, wire: Wire = EXACT,
+) -> Steps:  # fmt: skip
+    """Add up gradients as `DistributedDataParallel` does."""
+    runs = cut(flat.size, size)
+    own = flat[runs[rank]]
+    total = own if wire.is_exact else np.empty_like(own)
+    return reduce_gradients(rank, flat, runs, total, parts, present, before, divisor, wire)

@@ -9,7 +9,7 @@ from spillgrad import communication
 from spillgrad.communication import Collective
 from spillgrad.distributed import collective_steps as steps
 from spillgrad.errors import DistributedError
-from tests.distributed.network import Wire, call_all, protocols, run
+from tests.distributed.network import Network, call_all, protocols, run
 
 
 class Heard:
@@ -24,24 +24,24 @@ class Heard:
 
 
 def test_the_bytes_are_those_that_the_network_carried():
-    wire, heard = Wire(), Heard()
-    ranks = protocols(wire, 3)
+    network, heard = Network(), Heard()
+    ranks = protocols(network, 3)
     call_all(ranks, "all_reduce of float32 (1000,) SUM", lambda rank: steps.barrier())
-    run(wire, ranks)
+    run(network, ranks)
     assert [each.what for each in heard.told] == ["all_reduce of float32"] * 3  # without sizes
-    assert sorted(each.sent_bytes for each in heard.told) == sorted(wire.sent_bytes.values())
-    assert sum(each.received_bytes for each in heard.told) == sum(wire.sent_bytes.values())
+    assert sorted(each.sent_bytes for each in heard.told) == sorted(network.sent_bytes.values())
+    assert sum(each.received_bytes for each in heard.told) == sum(network.sent_bytes.values())
 
 
 def test_the_rank_that_calls_last_is_told_and_how_long_it_was_awaited():
-    wire, heard = Wire(), Heard()
-    ranks = protocols(wire, 3)
+    network, heard = Network(), Heard()
+    ranks = protocols(network, 3)
     for rank in (0, 1):
         ranks[rank].begin("barrier", "test", steps.barrier())
-    run(wire, ranks)
+    run(network, ranks)
     time.sleep(0.05)
     ranks[2].begin("barrier", "test", steps.barrier())
-    run(wire, ranks)
+    run(network, ranks)
     early = [each for each in heard.told if each.took_s >= 0.05]
     assert [each.slowest for each in early] == [2, 2]
     assert all(each.slowest_s >= 0.05 for each in early)
@@ -52,10 +52,10 @@ def test_the_rank_that_calls_last_is_told_and_how_long_it_was_awaited():
 
 
 def test_only_the_time_in_which_the_program_stands_still_is_waited():
-    wire, heard = Wire(), Heard()
-    ranks = protocols(wire, 2)
+    network, heard = Network(), Heard()
+    ranks = protocols(network, 2)
     calls = [ranks[0].begin("barrier", "test", steps.barrier())]
-    run(wire, ranks)
+    run(network, ranks)
     time.sleep(0.1)  # the program goes on
     with pytest.raises(DistributedError, match="is not done after"):
         calls[0].wait(0.02)
@@ -63,7 +63,7 @@ def test_only_the_time_in_which_the_program_stands_still_is_waited():
     waiting.start()
     time.sleep(0.05)
     calls.append(ranks[1].begin("barrier", "test", steps.barrier()))
-    run(wire, ranks)
+    run(network, ranks)
     waiting.join()
     (told,) = (each for each in heard.told if each.waited_s)
     assert 0.07 <= told.waited_s <= told.took_s - 0.1
@@ -72,23 +72,23 @@ def test_only_the_time_in_which_the_program_stands_still_is_waited():
 
 
 def test_a_collective_that_fails_is_told_and_one_without_haste_is_not():
-    wire, heard = Wire(), Heard()
-    ranks = protocols(wire, 2)
+    network, heard = Network(), Heard()
+    ranks = protocols(network, 2)
     ranks[0].begin("the end of the program", "", steps.barrier(), is_quiet=True)
     ranks[1].begin("the end of the program", "", steps.barrier(), is_quiet=True)
-    run(wire, ranks)
+    run(network, ranks)
     assert heard.told == []
     for rank, what in enumerate(("barrier", "all_gather")):
         ranks[rank].begin(what, "test", steps.barrier())
-    run(wire, ranks)
+    run(network, ranks)
     assert sorted(each.what for each in heard.told) == ["all_gather", "barrier"]
 
 
 def test_a_listener_that_is_gone_hears_nothing():
-    wire, heard = Wire(), Heard()
+    network, heard = Network(), Heard()
     told = heard.told
     del heard
-    ranks = protocols(wire, 2)
+    ranks = protocols(network, 2)
     call_all(ranks, "barrier", lambda rank: steps.barrier())
-    run(wire, ranks)
+    run(network, ranks)
     assert told == []

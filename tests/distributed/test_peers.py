@@ -7,7 +7,7 @@ from spillgrad.distributed import collective_steps, protocol
 from spillgrad.distributed.mpi import _gone_after_s
 from spillgrad.distributed.peers import Departed, Kind, Peers
 from spillgrad.errors import ArgumentError, DistributedError
-from tests.distributed.network import Wire, protocols, run
+from tests.distributed.network import Network, protocols, run
 
 
 class Ring:
@@ -97,13 +97,13 @@ def test_a_failure_is_told_in_the_same_words_and_names_a_rank():
 def test_a_call_fails_if_a_rank_has_left_without_it(monkeypatch: pytest.MonkeyPatch):
     now_s = [0.0]
     monkeypatch.setattr(protocol.time, "monotonic", lambda: now_s[0])
-    wire = Wire()
-    ranks = protocols(wire, 3)
+    network = Network()
+    ranks = protocols(network, 3)
     x = [np.ones(10, np.float32) for _ in range(3)]
     calls = [
         ranks[rank].begin("sum", "a.py:1", collective_steps.all_reduce(rank, 3, x[rank], np.add)) for rank in (0, 2)
     ]
-    run(wire, ranks)
+    run(network, ranks)
     left = {1: ("host1", 0.0)}
     now_s[0] = 0.5  # what rank 1 sent may be on its way
     ranks[0].require_present(left)
@@ -115,8 +115,8 @@ def test_a_call_fails_if_a_rank_has_left_without_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_call_goes_on_if_a_rank_has_called_it_and_left(monkeypatch: pytest.MonkeyPatch):
-    wire = Wire()
-    ranks = protocols(wire, 2)
+    network = Network()
+    ranks = protocols(network, 2)
     x = [np.ones(10_000, np.float32) for _ in range(2)]
     calls = [
         ranks[rank].begin("sum", "a.py:1", collective_steps.all_reduce(rank, 2, x[rank], np.add)) for rank in (0, 1)
@@ -124,8 +124,8 @@ def test_a_call_goes_on_if_a_rank_has_called_it_and_left(monkeypatch: pytest.Mon
     while calls[0]._exchange is None:
         ranks[0].advance()
         ranks[1].advance()
-        wire.deliver()
+        network.deliver()
     ranks[0].require_present({1: ("host1", -1e9)})
-    run(wire, ranks)
+    run(network, ranks)
     calls[0].wait(0)
     assert (x[0] == 2).all()

@@ -9,10 +9,11 @@ import spillgrad as sg
 from spillgrad.distributed import collective_steps, protocol
 from spillgrad.distributed.protocol import Steps, alone
 from spillgrad.errors import DistributedError
-from spillgrad.nn.parallel.gradient_reducer import Bucket, Former, reduce_gradients
-from spillgrad.spill.offload.shards import ranges, reduce_shards
+from spillgrad.nn.parallel.gradient_reducer import Bucket
+from spillgrad.nn.parallel.gradient_sums import Former, sum_runs
+from spillgrad.spill.offload.shards import ranges
 from spillgrad_kernels.cpu.optim import CHUNK
-from tests.distributed.network import Wire, call_all, protocols, run
+from tests.distributed.network import Network, call_all, gradient_sums, protocols, run
 
 SIZES = [1, 2, 3, 5, 8]
 
@@ -26,14 +27,14 @@ def values(rank: int, count: int) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 3, 4099, 100_003])
 def test_sums_are_those_in_the_order_of_the_ranks(size: int, count: int, seed: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collective_steps, "AT_ONCE_BYTES", 1 << 17)  # several exchanges
-    wire = Wire(seed)
-    ranks = protocols(wire, size)
+    network = Network(seed)
+    ranks = protocols(network, size)
     arrays = [values(rank, count) for rank in range(size)]
     wanted = arrays[0].copy()
     for array in arrays[1:]:
         wanted = wanted + array
     calls = call_all(ranks, "sum", lambda rank: collective_steps.all_reduce(rank, size, arrays[rank], np.add))
-    run(wire, ranks)
+    run(network, ranks)
     for call, array in zip(calls, arrays, strict=True):
         call.wait(0)
         assert array.tobytes() == wanted.tobytes()
@@ -41,14 +42,14 @@ def test_sums_are_those_in_the_order_of_the_ranks(size: int, count: int, seed: i
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_each_rank_sends_no_more_than_in_a_ring(size: int):
-    wire = Wire()
-    ranks = protocols(wire, size)
+    network = Network()
+    ranks = protocols(network, size)
     arrays = [values(rank, 1 << 20) for rank in range(size)]
     nbytes = arrays[0].nbytes
     call_all(ranks, "sum", lambda rank: collective_steps.all_reduce(rank, size, arrays[rank], np.add))
-    run(wire, ranks)
+    run(network, ranks)
     ring = 2 * nbytes * (size - 1) / size
-    assert max(wire.sent_bytes.values()) < ring * 1.01
+    assert max(network.sent_bytes.values()) < ring * 1.01
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -56,32 +57,32 @@ def test_each_rank_sends_no_more_than_in_a_ring(size: int):
 @pytest.mark.parametrize("count", [3, 50_000])
 def test_a_broadcast_reaches_all(size: int, source: int, count: int):
     source %= size
-    wire = Wire(1)
-    ranks = protocols(wire, size)
+    network = Network(1)
+    ranks = protocols(network, size)
     arrays = [values(rank, count) for rank in range(size)]
     call_all(ranks, "broadcast", lambda rank: collective_steps.broadcast(rank, size, source, arrays[rank]))
-    run(wire, ranks)
+    run(network, ranks)
     assert {array.tobytes() for array in arrays} == {values(source, count).tobytes()}
-    assert wire.sent_bytes[source] <= 2 * count * 4 + 1000 * size
+    assert network.sent_bytes[source] <= 2 * count * 4 + 1000 * size
 
 
 def test_many_calls_at_once_do_not_mix():
-    wire = Wire(2)
-    ranks = protocols(wire, 3)
+    network = Network(2)
+    ranks = protocols(network, 3)
     arrays = [[values(10 * rank + number, 5000 + number) for number in range(100)] for rank in range(3)]
     wanted = [np.add(np.add(*pair), third) for *pair, third in zip(*arrays, strict=True)]
     for number in range(100):  # more than there are tags
         call_all(
             ranks, f"sum {number}", lambda rank, n=number: collective_steps.all_reduce(rank, 3, arrays[rank][n], np.add)
         )
-    run(wire, ranks)
+    run(network, ranks)
     for found in arrays:
         assert all(one.tobytes() == other.tobytes() for one, other in zip(found, wanted, strict=True))
 
 
 def test_different_calls_are_one_error_on_all_ranks_and_end_the_group():
-    wire = Wire()
-    ranks = protocols(wire, 3)
+    network = Network()
+    ranks = protocols(network, 3)
     arrays = [values(rank, 10) for rank in range(3)]
     before = [array.copy() for array in arrays]
     calls = [
@@ -89,7 +90,7 @@ def test_different_calls_are_one_error_on_all_ranks_and_end_the_group():
         ranks[1].begin("barrier", "b.py:2", collective_steps.barrier()),
         ranks[2].begin("sum of 10", "a.py:1", collective_steps.all_reduce(2, 3, arrays[2], np.add)),
     ]
-    run(wire, ranks)
+    run(network, ranks)
     told = "collective 1 differs between ranks: ranks 0, 2: sum of 10, a.py:1; rank 1: barrier, b.py:2. Call the same"
     for call in calls:
         with pytest.raises(DistributedError, match=told):
@@ -100,7 +101,7 @@ def test_different_calls_are_one_error_on_all_ranks_and_end_the_group():
 
 
 def test_a_failure_ends_what_was_begun_and_not_yet_sent():
-    (alone_of_two, _) = protocols(Wire(), 2)
+    (alone_of_two, _) = protocols(Network(), 2)
     call = alone_of_two.begin("barrier", "a.py:1", collective_steps.barrier())
     alone_of_two.fail(DistributedError("the group has ended"))
     with pytest.raises(DistributedError, match="the group has ended"):
@@ -108,8 +109,8 @@ def test_a_failure_ends_what_was_begun_and_not_yet_sent():
 
 
 def test_damaged_bytes_are_an_error_and_are_not_added():
-    wire = Wire()
-    ranks = protocols(wire, 2)
+    network = Network()
+    ranks = protocols(network, 2)
     arrays = [values(rank, 10_000) for rank in range(2)]
     before = arrays[1].copy()
 
@@ -117,9 +118,9 @@ def test_damaged_bytes_are_an_error_and_are_not_added():
         if target == 1 and received.nbytes > 1000:
             received[17] ^= 1
 
-    wire.damage = damage
+    network.damage = damage
     calls = call_all(ranks, "sum", lambda rank: collective_steps.all_reduce(rank, 2, arrays[rank], np.add))
-    run(wire, ranks)
+    run(network, ranks)
     with pytest.raises(
         DistributedError, match="sum, test: rank 1 received damaged bytes from rank 0; check the network"
     ):
@@ -128,21 +129,21 @@ def test_damaged_bytes_are_an_error_and_are_not_added():
 
 
 def test_who_waits_long_says_for_whom_and_gives_up(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    wire = Wire()
-    ranks = protocols(wire, 3)
+    network = Network()
+    ranks = protocols(network, 3)
     now_s = [0.0]
     monkeypatch.setattr(protocol.time, "monotonic", lambda: now_s[0])
     calls = [ranks[rank].begin("barrier", "a.py:1", collective_steps.barrier()) for rank in (0, 2)]
-    run(wire, ranks)
+    run(network, ranks)
     now_s[0] = 31.0
-    run(wire, ranks)
+    run(network, ranks)
     told = [f"spillgrad: rank {rank} has waited for rank 1 for 31 s: barrier, a.py:1\n" for rank in (0, 2)]
     assert sorted(capsys.readouterr().err.splitlines(keepends=True)) == told
     now_s[0] = 59.0
-    run(wire, ranks)
+    run(network, ranks)
     assert capsys.readouterr().err == ""
     now_s[0] = 400.0
-    run(wire, ranks)
+    run(network, ranks)
     with pytest.raises(
         DistributedError, match=r"rank 0 has waited for rank 1 for 400 s: .*; the time-out of the group is 60"
     ):
@@ -154,10 +155,10 @@ def test_an_error_in_one_call_reaches_who_waits():
         raise MemoryError("no memory")
         yield
 
-    wire = Wire()
-    ranks = protocols(wire, 2)
+    network = Network()
+    ranks = protocols(network, 2)
     calls = call_all(ranks, "sum", lambda rank: broken())
-    run(wire, ranks)
+    run(network, ranks)
     with pytest.raises(DistributedError, match=r"sum: MemoryError\('no memory'\)"):
         calls[0].wait(0)
 
@@ -173,12 +174,12 @@ def gradients(size: int, divisor: float, has: np.ndarray) -> tuple[list[np.ndarr
         terms += [flats[rank][part] / np.float32(divisor) for rank in range(size) if has[rank, number]]
         for place, term in enumerate(terms):
             wanted[part] = term if place == 0 else wanted[part] + term
-    wire = Wire(size)
-    ranks = protocols(wire, size)
+    network = Network(size)
+    ranks = protocols(network, size)
     calls = call_all(
-        ranks, "gradients", lambda rank: reduce_gradients(rank, size, flats[rank], parts, has[rank], before, divisor)
+        ranks, "gradients", lambda rank: gradient_sums(rank, size, flats[rank], parts, has[rank], before, divisor)
     )  # fmt: skip
-    run(wire, ranks)
+    run(network, ranks)
     for call in calls:
         assert call.wait(0).tolist() == has.any(0).tolist()
     return flats, wanted
@@ -224,12 +225,12 @@ def test_each_rank_gets_its_part_of_the_sum_of_gradients(size: int):
     def steps(rank: int) -> Steps:
         own = parts[1][rank]
         before = [None, Former(bucket.parts[1].start + own.start, sums[own]), None, None]
-        return reduce_shards(rank, flats[rank], runs, totals[rank], bucket.parts, has[rank], before, 2.0)
+        return sum_runs(rank, flats[rank], runs, totals[rank], bucket.parts, has[rank], before, 2.0)
 
-    wire = Wire(size)
-    ranks = protocols(wire, size)
+    network = Network(size)
+    ranks = protocols(network, size)
     calls = call_all(ranks, "gradients", steps)
-    run(wire, ranks)
+    run(network, ranks)
     for call in calls:
         assert call.wait(0).tolist() == has.any(0).tolist()
     found = np.concatenate(totals)

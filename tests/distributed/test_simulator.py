@@ -12,7 +12,7 @@ from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.protocol import Steps
 from spillgrad.distributed.simulator import Simulation, run_together
-from spillgrad.nn.parallel.gradient_reducer import reduce_gradients
+from tests.distributed.network import gradient_sums
 
 # 10 Gbit/s, and nothing but the bytes takes time.
 BARE = Link(bytes_per_s=1.177e9, latency_s=50e-6, busy_s_per_byte=0.0, busy_s_per_message=0.0, look_s=0.0)
@@ -23,7 +23,7 @@ CORES = 2
 def sums(size: int, count: int, flats: Sequence[np.ndarray] | None = None) -> Callable[[int], Steps]:
     given = flats or [np.ones(count, np.float32) for _ in range(size)]
     parts = [slice(0, count // 2), slice(count // 2, count)]
-    return lambda rank: reduce_gradients(rank, size, given[rank], parts, np.ones(2, bool), [None, None], 1.0)
+    return lambda rank: gradient_sums(rank, size, given[rank], parts, np.ones(2, bool), [None, None], 1.0)
 
 
 def simulated_s(link: Link, size: int, calls: Sequence[tuple[float, int]]) -> float:
@@ -149,7 +149,7 @@ def test_gradients_of_a_model_are_those_of_one_process_that_adds_in_order(size: 
     bounds = np.cumsum([0, *(parameter.numel() for parameter in parameters)]).tolist()
     parts = [slice(*pair) for pair in itertools.pairwise(bounds)]
     present, before = np.ones(len(parts), bool), [None] * len(parts)
-    run_together([reduce_gradients(rank, size, flats[rank], parts, present, before, 1.0) for rank in range(size)])
+    run_together([gradient_sums(rank, size, flats[rank], parts, present, before, 1.0) for rank in range(size)])
     assert {flat.tobytes() for flat in flats} == {wanted.tobytes()}
 
 

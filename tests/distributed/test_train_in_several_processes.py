@@ -43,6 +43,29 @@ def test_the_checkpoint_is_that_of_one_process(processes: int, alone: Path, tmp_
     assert not list((tmp_path / "spill").glob("run-*"))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--wire", "bfloat16"],
+        pytest.param(["--wire", "int8"], marks=pytest.mark.exhaustive),
+        pytest.param(["--wire", "bfloat16", "--offload"], marks=pytest.mark.exhaustive),
+        pytest.param(["--wire", "int8", "--offload"], marks=pytest.mark.exhaustive),
+    ],
+    ids=" ".join,
+)
+def test_gradients_that_travel_in_fewer_bits_give_the_same_checkpoint_for_any_number_of_processes(
+    options: list[str], alone: Path, tmp_path: Path
+):
+    found = []
+    for processes in (1, 3):
+        out = tmp_path / str(processes)
+        ran = train(processes, tmp_path, *SETTINGS, "--out", out, "--ram-budget", "8MiB", *options)
+        assert ran.status == 0, ran.errors
+        found.append(saved(out))
+    assert found[0] == found[1]
+    assert found[0] != saved(alone)
+
+
 STOPS = (2, 4, 6)  # the learning rate hangs on the number of steps, which is changed on the way
 
 

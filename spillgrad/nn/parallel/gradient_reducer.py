@@ -1,15 +1,11 @@
-"""Add up the gradients of all processes while backward runs.
-
-The sum of a gradient is made in the order of the ranks, on top of the gradient that was there: the very additions that
-one process makes when it runs the batches of all ranks one after the other. So it has the same bits.
-"""
+"""Add up the gradients of all processes while backward runs, bucket by bucket, by `gradient_sums`."""
 
 import collections
 import functools
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -18,22 +14,17 @@ from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict, RemovableHandle
 from spillgrad.device.device import CPU, moved
-from spillgrad.distributed.collective_steps import all_gather, broadcast, cut, windows
+from spillgrad.distributed.collective_steps import broadcast, cut
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
-from spillgrad.distributed.protocol import Exchange, Steps
+from spillgrad.distributed.protocol import Steps
+from spillgrad.distributed.wires import Wire
 from spillgrad.errors import GraphError
+from spillgrad.nn.parallel.gradient_sums import Former, reduce_gradients
 from spillgrad.ops.creation import from_numpy
 from spillgrad.tensor import Tensor
 
 # PyTorch's: the first bucket is small, so that sending begins early.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-
-
-class Former(NamedTuple):
-    """A gradient, or a part of one, that was there before: its array, and where it begins in a bucket."""
-
-    start: int
-    array: np.ndarray
 
 
 class Bucket:
@@ -85,10 +76,15 @@ class BackwardBuckets:
         Parameters that require gradients, and their names, the same in all processes.
     bucket_bytes : int
         The most bytes that are sent together, but for larger gradients.
+    wire : Wire
+        The format in which gradients travel.
     """
 
-    def __init__(self, who: str, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int) -> None:
+    def __init__(
+        self, who: str, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int, wire: Wire
+    ) -> None:
         self.group = group
+        self.wire = wire
         self.divisor = float(group.size())
         self._who = who
         self._is_armed = False
@@ -206,8 +202,10 @@ class BackwardBuckets:
 
     def _begin(self, bucket: Bucket, number: int, before: Sequence[Former | None], steps: Steps) -> None:
         """Begin the collective that adds up a bucket on top of what was there `before`."""
+        wire = self.wire.of(bucket.dtype)
+        format_ = "" if wire.is_exact else f" as {wire.name}"
         words = (
-            f"gradients {number + 1} of {len(self._buckets)} ({bucket.size} {bucket.dtype}, divided by "
+            f"gradients {number + 1} of {len(self._buckets)} ({bucket.size} {bucket.dtype}{format_}, divided by "
             f"{self.divisor:g}) on top of {self._words(before)}"
         )
         bucket.work = begin(self.group, words, steps, bucket.take)
@@ -241,11 +239,36 @@ class BackwardBuckets:
             self._is_in_order = True
 
 
+class _Exact:
+    """The exact sums of this rank's part of a bucket, where sums travel back rounded: a later backward adds to these.
+
+    They count as long as the rounded sums are the parameters' gradients, and nobody changes them.
+    """
+
+    def __init__(self, count: int, dtype: np.dtype) -> None:
+        self.total = np.zeros(count, dtype)
+        self._rounded: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    def keep(self, place: int, grad: Tensor) -> None:
+        """Note that a gradient is the rounded sum."""
+        self._rounded[place] = weakref.ref(grad), grad._version
+
+    def has(self, place: int, grad: Tensor) -> bool:
+        """Return whether a gradient is the rounded sum."""
+        reference, version = self._rounded.get(place, (None, 0))
+        return reference is not None and reference() is grad and grad._version == version
+
+    def forget(self) -> None:
+        """Note that the sum is about to change."""
+        self._rounded.clear()
+
+
 class GradientReducer(BackwardBuckets):
     """Replaces the gradients of parameters by sums over all processes of a group, or by averages."""
 
-    def __init__(self, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int) -> None:
-        super().__init__("DistributedDataParallel", group, named, bucket_bytes)
+    def __init__(self, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int, wire: Wire) -> None:
+        super().__init__("DistributedDataParallel", group, named, bucket_bytes, wire)
+        self._exact: dict[int, _Exact] = {}  # by the id of the bucket
 
     def _refuses_more(self, grad: Tensor) -> bool:
         return self.divisor != self.group.size()
@@ -260,16 +283,29 @@ class GradientReducer(BackwardBuckets):
             self._hold(bucket, place)
         if bucket.flat is None:
             bucket.flat = np.zeros(bucket.size, bucket.dtype)
-        before: list[Former | None] = []
-        for place, part in zip(bucket.places, bucket.parts, strict=True):
-            grad = self._former(place)
-            array = None if grad is None else np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1)
-            before.append(None if array is None else Former(part.start, array))
-        group = self.group
+        group, flat = self.group, bucket.flat
+        runs = cut(bucket.size, group.size())
+        own = runs[group.rank()]
+        exact = self._exact.get(id(bucket))
+        if exact is None and not self.wire.of(bucket.dtype).is_exact:
+            exact = self._exact[id(bucket)] = _Exact(own.stop - own.start, bucket.dtype)
+        formers = [self._former(place) for place in bucket.places]
+        shown = [
+            None if grad is None else Former(part.start, np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1))
+            for grad, part in zip(formers, bucket.parts, strict=True)
+        ]
+        before = list(shown)
+        if exact is not None:
+            for index, (place, grad, part) in enumerate(zip(bucket.places, formers, bucket.parts, strict=True)):
+                if grad is not None and exact.has(place, grad):
+                    start, stop = max(part.start, own.start), min(part.stop, own.stop)
+                    before[index] = Former(start, exact.total[start - own.start : max(start, stop) - own.start])
+            exact.forget()
+        total = flat[own] if exact is None else exact.total
         steps = reduce_gradients(
-            group.rank(), group.size(), bucket.flat, bucket.parts, bucket.present, before, self.divisor
+            group.rank(), flat, runs, total, bucket.parts, bucket.present, before, self.divisor, self.wire
         )
-        self._begin(bucket, number, before, steps)
+        self._begin(bucket, number, shown, steps)
 
     def _words(self, before: Sequence[Former | None]) -> str:
         """Return words that differ if processes have different gradients, too."""
@@ -290,6 +326,9 @@ class GradientReducer(BackwardBuckets):
                     self._put(place, flat[part])
                 elif place in self._before:
                     self._parameter(place).grad = self._before[place]
+                grad, exact = self._parameter(place).grad, self._exact.get(id(bucket))
+                if grad is not None and exact is not None:
+                    exact.keep(place, grad)
 
     def _put(self, place: int, values: np.ndarray) -> None:
         parameter = self._parameter(place)
@@ -344,53 +383,3 @@ def bucket_places(kinds: Sequence[tuple[np.dtype, int]], bucket_bytes: int = BUC
             places = filling[dtype] = []
         places.append(place)
     return [*buckets, *(places for places in filling.values() if places)]
-
-
-def reduce_gradients(
-    rank: int, size: int, flat: np.ndarray, parts: Sequence[slice], present: np.ndarray,
-    before: Sequence[Former | None], divisor: float,
-) -> Steps:  # fmt: skip
-    """Add up the gradients in `flat` of all ranks, in their order, on top of those `before`; return which there are.
-
-    `parts` are the gradients' places in `flat`; `present` says which of them this rank has. What a rank does not have,
-    adds nothing. With a `divisor`, each rank's gradients are divided by it first.
-    """
-    table = np.empty((size, len(parts)), bool)
-    yield from all_gather(present, list(table))
-    for window in windows(flat.size, flat.itemsize):
-        view = flat[window]
-        pieces = cut(view.size, size)
-        own = pieces[rank]
-        arrived = [np.empty_like(view[own]) for _ in range(size)]
-        yield Exchange([view[piece] for piece in pieces], arrived)
-        begin = window.start + own.start
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as in PyTorch
-            add_up(view[own], begin, arrived, table, parts, before, divisor)
-        yield from all_gather(view[own], [view[piece] for piece in pieces])
-    return table.any(0)
-
-
-def add_up(
-    total: np.ndarray, begin: int, arrived: Sequence[np.ndarray], table: np.ndarray, parts: Sequence[slice],
-    before: Sequence[Former | None], divisor: float,
-) -> None:  # fmt: skip
-    """Add up what arrived for the elements of a bucket from `begin` on into `total`.
-
-    `table` says which ranks have which of the gradients at `parts`.
-    """
-    if divisor != 1:
-        for array in arrived:
-            np.divide(array, array.dtype.type(divisor), out=array)
-    for number, part in enumerate(parts):
-        start, stop = max(part.start, begin), min(part.stop, begin + total.size)
-        if start >= stop:
-            continue
-        inside = slice(start - begin, stop - begin)
-        terms = [array[inside] for array, has in zip(arrived, table[:, number], strict=True) if has]
-        former = before[number]
-        if former is not None:
-            terms.insert(0, former.array[start - former.start : stop - former.start])
-        if terms:
-            np.copyto(total[inside], terms[0])
-            for term in terms[1:]:
-                np.add(total[inside], term, out=total[inside])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from spillgrad.distributed.collective_steps import AT_ONCE_BYTES
+from spillgrad.distributed.wires import EXACT, Wire
 from spillgrad.spill.module_paths import around
 from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.cpu.optim import CHUNK
@@ -72,6 +73,21 @@ class Framework(NamedTuple):
         return self.is_compiled(module) or type(module).forward is not self.module.forward  # type: ignore[attr-defined]
 
 
+class Sharing(NamedTuple):
+    """How many processes share gradients and optimizer state, and the format in which gradients travel to be summed."""
+
+    ranks: int = 1
+    wire: Wire = EXACT
+
+    @property
+    def sums(self) -> bool:
+        """Whether gradients are added up apart from where backward leaves them."""
+        return self.ranks > 1 or not self.wire.is_exact
+
+
+ALONE = Sharing()
+
+
 class Needs(NamedTuple):
     """The needs of RAM (`ram`), of the device (`device`), and of one place that has all tensors (`at_once`)."""
 
@@ -80,12 +96,12 @@ class Needs(NamedTuple):
     at_once: Need
 
 
-def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, ranks: int = 1) -> Needs:
-    """Return the least budgets of RAM and device; `largest_need` explains `gradients` and `ranks`.
+def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE) -> Needs:
+    """Return the least budgets of RAM and device; `largest_need` explains `gradients` and `sharing`.
 
     If all tensors are on a device, RAM must hold only the largest, because tensors pass through RAM one at a time.
     """
-    at_once = largest_need(framework, model, optimizer, gradients, ranks)
+    at_once = largest_need(framework, model, optimizer, gradients, sharing)
     tensors = framework.named_tensors(model, True)
     there = [tensor.is_cuda for _, tensor in tensors]
     if not any(there):
@@ -97,18 +113,20 @@ def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 
     return Needs(alone, at_once, at_once)
 
 
-def largest_need(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, ranks: int = 1) -> Need:
+def largest_need(
+    framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE
+) -> Need:
     """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
     An update uses the parameter, its state, and as many arrays of the store for its gradient as `gradients` says: none
     if backward hands the gradient to the update, one, or two if the update scales a copy. Of state and gradient, each
-    of several `ranks` has a part; a gradient is whole when it is added up over all ranks.
+    process has a part, as `sharing` says; a gradient is whole when it is added up over all processes.
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
     forward are used one by one, unless the framework holds lists.
     """
-    needs = [*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients, ranks)]
-    if ranks > 1:
-        needs += _of_sums(framework, model, ranks)
+    needs = [*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients, sharing.ranks)]
+    if sharing.sums:
+        needs += _of_sums(framework, model, sharing)
     return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
 
 
@@ -118,9 +136,14 @@ def part_bytes(nbytes: int, itemsize: int, ranks: int) -> int:
     return min(nbytes, -(-nbytes // (chunk_bytes * ranks)) * chunk_bytes)
 
 
-def reduced_bytes(whole: int, part: int, ranks: int) -> tuple[int, int, int]:
-    """Return what adding up gradients over ranks takes: the gradients, a rank's part of the sum, and what arrives."""
-    return whole, part, min(AT_ONCE_BYTES, part * ranks)
+def reduced_bytes(whole: int, part: int, sharing: Sharing) -> tuple[int, int, int]:
+    """Return what adding up gradients takes: the gradients, a process's part of the sum, and what arrives for it.
+
+    Gradients that travel in fewer bits are there twice, and so is what arrives.
+    """
+    packed_bytes = sharing.wire.packed_bytes
+    arrives = min(AT_ONCE_BYTES, (part + packed_bytes(part)) * sharing.ranks)
+    return whole + packed_bytes(whole), part, arrives
 
 
 class DiskNeed(NamedTuple):
@@ -193,13 +216,14 @@ def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int
             )
 
 
-def _of_sums(framework: Framework, model: Any, ranks: int) -> Iterator[Need]:
+def _of_sums(framework: Framework, model: Any, sharing: Sharing) -> Iterator[Need]:
     """Yield the need of adding up each gradient over all ranks: the gradient, and what arrives for this rank's part."""
     for name, param in model.named_parameters():
         if param.requires_grad:
             own_bytes = framework.nbytes_of(param)
-            part = part_bytes(own_bytes, param.itemsize, ranks)
-            nbytes = sum(reduced_bytes(own_bytes, part, ranks)) + part  # the sum that was there
+            part = part_bytes(own_bytes, param.itemsize, sharing.ranks)
+            of_param = sharing._replace(wire=sharing.wire.of(param.numpy_dtype))
+            nbytes = sum(reduced_bytes(own_bytes, part, of_param)) + part  # the sum that was there
             yield Need(
                 nbytes,
                 f"the gradient of {name} needs {format_bytes(nbytes)} when it is added up: {format_bytes(own_bytes)} "

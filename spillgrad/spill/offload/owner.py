@@ -6,7 +6,7 @@ import weakref
 from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
-from spillgrad.spill.offload.needs import DiskNeed, Framework, Need, Needs, disk_need, needs_of
+from spillgrad.spill.offload.needs import ALONE, DiskNeed, Framework, Need, Needs, disk_need, needs_of
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk.direct_io import speeds
 from spillgrad.storage.disk.file_system import free_bytes
@@ -34,8 +34,7 @@ class OffloadOwner(StoreOwner):
     _clips_copies: ClassVar[bool] = True
     # Whether a gradient that backward uses up is beside the memory that the store counts.
     _hands_gradients_over: ClassVar[bool] = False
-    # How many processes share the gradients and the optimizer's state.
-    _ranks = 1
+    _sharing = ALONE
 
     def __init__(
         self,
@@ -77,9 +76,8 @@ class OffloadOwner(StoreOwner):
             self._require_budgets(budget_bytes)
             self._residents = found or residents()
             self._store = self._residents.store
-            disk = disk_need(
-                self._framework, self.model, self.optimizer, gradients=not self._uses_gradients_up, ranks=self._ranks
-            )
+            gradients = not self._uses_gradients_up
+            disk = disk_need(self._framework, self.model, self.optimizer, gradients, self._sharing.ranks)
             self._store.expect(sum(disk))
             if on_full != "ram":
                 self._require_disk(disk)
@@ -163,13 +161,13 @@ class OffloadOwner(StoreOwner):
     @property
     def _uses_gradients_up(self) -> bool:
         """Whether backward updates each parameter as soon as it has the gradient, which goes to no store."""
-        return self._step_in_backward and self._max_grad_norm is None and self._ranks == 1
+        return self._step_in_backward and self._max_grad_norm is None and not self._sharing.sums
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""
         copies = self._clips_copies and self._max_grad_norm is not None and not self._step_in_backward
         gradients = 0 if self._uses_gradients_up and self._hands_gradients_over else 2 if copies else 1
-        needs = needs_of(self._framework, self.model, self.optimizer, gradients, self._ranks)
+        needs = needs_of(self._framework, self.model, self.optimizer, gradients, self._sharing)
         self.least_budget = needs.ram.nbytes
         require_enough("ram_budget", ram_budget_bytes, needs.ram)
         return needs

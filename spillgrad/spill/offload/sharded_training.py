@@ -17,6 +17,7 @@ from spillgrad.autograd.core.node import OwnHook
 from spillgrad.distributed import collective_steps
 from spillgrad.distributed.process_group import ProcessGroup, run
 from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.distributed.wires import Wire
 from spillgrad.errors import DistributedError, GraphError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES
@@ -42,10 +43,11 @@ class ShardedTraining(OffloadedTraining):
 
     def __init__(
         self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None, group: ProcessGroup,
-        spare_bytes: int,
+        wire: Wire, spare_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(residents, step_in_backward, max_grad_norm)
         self.group = group
+        self._wire = wire
         self._spare_bytes = spare_bytes  # what the budget allows besides what a layer and an update need
         self.is_in_step = True  # False under no_sync()
         self._gatherer = Gatherer(group, residents)
@@ -63,8 +65,8 @@ class ShardedTraining(OffloadedTraining):
         require_same_modules("disk_offload", self.group, trained, tensors)
         self._share_first_values([tensor for _, tensor in tensors])
         self.reducer = ShardReducer(
-            self.residents, self.group, trained, self._bucket_bytes(), self._spare_bytes, self._put_gradient_in_store,
-            self._max_grad_norm is not None, self._gradients_are_there,
+            self.residents, self.group, trained, self._bucket_bytes(), self._wire, self._spare_bytes,
+            self._put_gradient_in_store, self._max_grad_norm is not None, self._gradients_are_there,
         )  # fmt: skip
         self._buffers = [weakref.ref(buffer) for _, buffer in model.named_buffers()]
         model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)
@@ -114,7 +116,7 @@ class ShardedTraining(OffloadedTraining):
             raise UnsupportedError(
                 f"disk_offload: got {type(optimizer).__name__}, whose updates need whole parameters, with "
                 f"{self.group.size()} processes, each of which updates a part; give another optimizer, such as AdamW, "
-                "or shard=None"
+                'or shard=None and wire="float32"'
             )
         super().take_optimizer(optimizer)
 

@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from spillgrad.distributed.collective_steps import all_gather, cut, windows
+from spillgrad.distributed.collective_steps import all_gather, cut
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
-from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.distributed.sharded_tensor import ShardedTensor
-from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket, Former, add_up
+from spillgrad.distributed.wires import Wire
+from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket
+from spillgrad.nn.parallel.gradient_sums import Former, sum_runs
 from spillgrad.nn.utils import clip_grad
-from spillgrad.spill.offload.needs import reduced_bytes
+from spillgrad.spill.offload.needs import Sharing, reduced_bytes
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.spill.offload.tensors import OffloadedStorage
 from spillgrad.tensor import Tensor
@@ -75,26 +76,6 @@ def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
     return runs, parts
 
 
-def reduce_shards(
-    rank: int, flat: np.ndarray, runs: Sequence[slice], total: np.ndarray, parts: Sequence[slice],
-    present: np.ndarray, before: Sequence[Former | None], divisor: float,
-) -> Steps:  # fmt: skip
-    """Add up this rank's run of `flat` of all ranks into `total`, on top of `before`; return which gradients there are.
-
-    The arguments are those of `gradient_reducer.reduce_gradients`; `runs` are the elements that each rank keeps.
-    """
-    size = len(runs)
-    table = np.empty((size, len(parts)), bool)
-    yield from all_gather(present, list(table))
-    for window in windows(max(each.stop - each.start for each in runs), flat.itemsize * size):
-        mine = total[window]
-        arrived = [np.empty_like(mine) for _ in range(size)]
-        yield Exchange([flat[each][window] for each in runs], arrived)
-        with np.errstate(all="ignore"):  # infinities and NaNs are results, as in PyTorch
-            add_up(mine, runs[rank].start + window.start, arrived, table, parts, before, divisor)
-    return table.any(0)
-
-
 class ShardReducer(BackwardBuckets):
     """Replaces the gradients of offloaded parameters by sums over all processes, of which each process keeps a part.
 
@@ -108,6 +89,8 @@ class ShardReducer(BackwardBuckets):
         Parameters that require gradients, and their names.
     bucket_bytes : int
         The most bytes that are sent together, but for larger gradients.
+    wire : Wire
+        The format in which gradients travel.
     spare_bytes : int
         The most bytes that may be under way while backward computes.
     put_away : callable
@@ -121,9 +104,10 @@ class ShardReducer(BackwardBuckets):
 
     def __init__(
         self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int,
-        spare_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool, ended: Callable[[], None],
+        wire: Wire, spare_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool,
+        ended: Callable[[], None],
     ) -> None:  # fmt: skip
-        super().__init__("disk_offload", group, named, bucket_bytes)
+        super().__init__("disk_offload", group, named, bucket_bytes, wire)
         self._spare_bytes = spare_bytes
         self._residents, self._needs_squares = residents, needs_squares
         # The model holds whoever holds this: a cycle would keep the store beyond the model.
@@ -164,7 +148,8 @@ class ShardReducer(BackwardBuckets):
         count, itemsize = own.stop - own.start, bucket.dtype.itemsize
         alone = self._alone(bucket)
         whole_bytes = bucket.size * itemsize
-        made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, group.size()))
+        sharing = Sharing(group.size(), self.wire.of(bucket.dtype))
+        made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, sharing))
         used_bytes = made_bytes + count * itemsize  # with the sum that was there
         self._finish_all_but(_MOST_UNDER_WAY, max(0, self._residents.store.ram_budget - used_bytes))
         if alone is not None and alone.storage.offloaded:  # the store counts it
@@ -175,8 +160,8 @@ class ShardReducer(BackwardBuckets):
             held = self._fill(bucket, alone)
             assert bucket.flat is not None
             total = buffers.empty((count,), bucket.dtype)
-            steps = reduce_shards(
-                group.rank(), bucket.flat, runs, total, bucket.parts, bucket.present, before, self.divisor
+            steps = sum_runs(
+                group.rank(), bucket.flat, runs, total, bucket.parts, bucket.present, before, self.divisor, self.wire
             )
             self._begin(bucket, number, before, steps)
             self._under_way.append(_UnderWay(bucket, total, stack.pop_all(), used_bytes, held))

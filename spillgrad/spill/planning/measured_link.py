@@ -9,7 +9,8 @@ from spillgrad.distributed import collective_steps, traffic
 from spillgrad.distributed.link import LOOK_S, Link
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
 from spillgrad.errors import DistributedError
-from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, reduce_gradients
+from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES
+from spillgrad.nn.parallel.gradient_sums import reduce_gradients
 
 # How many buckets are under way at once, as in backward.
 _AT_ONCE = 3
@@ -73,7 +74,10 @@ def _rate(group: ProcessGroup) -> tuple[float, float]:
     for gradient in gradients:
         flat = np.zeros(count, np.float32)  # as the reducer: gradients go into the bucket, and back
         flat[:] = gradient
-        steps = reduce_gradients(group.rank(), size, flat, [slice(0, count)], np.ones(1, bool), [None], 1.0)
+        runs = collective_steps.cut(count, size)
+        steps = reduce_gradients(
+            group.rank(), flat, runs, flat[runs[group.rank()]], [slice(0, count)], np.ones(1, bool), [None], 1.0
+        )
         works.append((begin(group, "measuring the rate", steps), flat, gradient))
     for work, flat, gradient in works:
         work.wait()

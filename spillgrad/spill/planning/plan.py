@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.distributed.link import Link
+from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, BudgetError
 from spillgrad.models import catalogue
 from spillgrad.models.gpt import GPTConfig
@@ -108,6 +109,8 @@ class Plan(TrainingPlan):
         A step with 1, 2, 4 and more processes, up to as many as the plan is for; empty if it is for one.
     recommended_ranks : int
         The most processes of which each keeps at least 80 % of the speed that it has alone.
+    wire : str
+        The format in which gradients travel between them.
     """
 
     model: str
@@ -119,6 +122,7 @@ class Plan(TrainingPlan):
     link: Link | None = None
     scaling: tuple[Scaling, ...] = ()
     recommended_ranks: int = 1
+    wire: str = "float32"
 
     def __str__(self) -> str:
         found = self.prediction
@@ -149,6 +153,7 @@ def plan(
     machine: Machine | None = None,
     ranks: int = 1,
     link: Link | None = None,
+    wire: str = "float32",
 ) -> Plan:
     """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
@@ -188,6 +193,8 @@ def plan(
         for each.
     link : Link, optional
         The network between them. Needed for several.
+    wire : {"float32", "bfloat16", "int8"}, default "float32"
+        The format in which gradients travel.
 
     Returns
     -------
@@ -223,6 +230,7 @@ def plan(
     if ranks < 1 or (ranks > 1 and link is None):
         wanted = "at least 1" if ranks < 1 else "the network between them, too: give link=Link(bytes_per_s, latency_s)"
         raise ArgumentError(f"plan: got ranks {ranks}; wanted {wanted}")
+    format_ = wire_named(wire, "plan")
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
     watched = _watched(
@@ -243,7 +251,8 @@ def plan(
     whole, choice, prediction = found
     scaling: list[Scaling] = []
     if link is not None:
-        scaling = scale(whole, prediction.budget_bytes, link, get_num_threads(), numbers_up_to(ranks), choice)
+        numbers = numbers_up_to(ranks)
+        scaling = scale(whole, prediction.budget_bytes, link, get_num_threads(), numbers, choice, format_)
     return Plan(
         model=name,
         batch=batch,
@@ -264,6 +273,7 @@ def plan(
         link=link,
         scaling=tuple(scaling),
         recommended_ranks=recommended(scaling) if scaling else 1,
+        wire=wire,
     )
 
 

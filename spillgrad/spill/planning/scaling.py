@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from spillgrad.distributed import traffic
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
+from spillgrad.distributed.wires import EXACT, Wire
 from spillgrad.nn.parallel.gradient_reducer import bucket_places
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
@@ -75,9 +76,9 @@ class Bucket:
     itemsize: int
     parts: int
 
-    def traffic(self, size: int, is_sharded: bool) -> Iterator[traffic.Traffic]:
+    def traffic(self, size: int, is_sharded: bool, wire: Wire) -> Iterator[traffic.Traffic]:
         """Yield the exchanges of their sum; where it is sharded, each rank keeps a piece of it."""
-        return traffic.sum_of_gradients(size, self.count, self.itemsize, self.parts, gathers=not is_sharded)
+        return traffic.sum_of_gradients(size, self.count, self.itemsize, self.parts, not is_sharded, wire)
 
 
 def buckets(whole: Whole) -> list[Bucket]:
@@ -99,8 +100,9 @@ def numbers_up_to(ranks: int) -> list[int]:
 
 
 def scale(
-    whole: Whole, budget_bytes: int, link: Link, cores: int, ranks: Sequence[int], choice: Choice = NOTHING
-) -> list[Scaling]:
+    whole: Whole, budget_bytes: int, link: Link, cores: int, ranks: Sequence[int], choice: Choice = NOTHING,
+    wire: Wire = EXACT,
+) -> list[Scaling]:  # fmt: skip
     """Predict a step with each number of processes.
 
     A step has as many batches as that of `whole`, and at least one for each process. The optimizer's state of an
@@ -120,6 +122,8 @@ def scale(
         Numbers of processes, of which the first is 1.
     choice : Choice, optional
         The modules to recompute; none, by default.
+    wire : Wire, optional
+        The format in which gradients travel.
 
     Returns
     -------
@@ -131,7 +135,7 @@ def scale(
     for size in ranks:
         batches = max(whole.profile.accumulate, size)
         alone = found[0] if found else None
-        found.append(_step(whole, budget_bytes, link, cores, size, batches, sent, choice, alone))
+        found.append(_step(whole, budget_bytes, link, cores, size, batches, sent, choice, wire, alone))
     return found
 
 
@@ -142,7 +146,7 @@ def recommended(rows: Sequence[Scaling]) -> int:
 
 def _step(
     whole: Whole, budget_bytes: int, link: Link, cores: int, size: int, batches: int, sent: Sequence[Bucket],
-    choice: Choice, alone: Scaling | None,
+    choice: Choice, wire: Wire, alone: Scaling | None,
 ) -> Scaling:  # fmt: skip
     rounds = -(-batches // size)
     is_sharded = whole.offload
@@ -156,7 +160,7 @@ def _step(
     after_s = network_s = 0.0
     backward_s = max(backward) / rounds
     if size > 1:
-        of_round = [each for bucket in sent for each in bucket.traffic(size, is_sharded)]
+        of_round = [each for bucket in sent for each in bucket.traffic(size, is_sharded, wire)]
         after = [list(traffic.objects_to_all(size, _PICKLE_BYTES)) for _ in range(_GATHERED)]
         if is_sharded:
             after += [list(traffic.pieces_to_all(size, bucket.count, bucket.itemsize)) for bucket in sent]
@@ -164,13 +168,14 @@ def _step(
         # One after the other where the program waits for each; parameters follow each other without waiting.
         after_s = sum(Lockstep(link, cores).run(0.0, [Collective(0.0, each)]) for each in after[:_GATHERED])
         after_s += Lockstep(link, cores).run(0.0, [Collective(0.0, each) for each in after[_GATHERED:]])
-        network_s = rounds * _round_s(link, cores, 0.0, sent, size, is_sharded) + after_s
-        backward_s = _round_s(link, cores, backward_s, sent, size, is_sharded)
+        network_s = rounds * _round_s(link, cores, 0.0, sent, size, is_sharded, wire) + after_s
+        backward_s = _round_s(link, cores, backward_s, sent, size, is_sharded, wire)
     computing_s = max(forward) + max(backward) + max(update)
     step_s = max(forward) + rounds * backward_s + max(update) + after_s
     per_round, per_step = traffic.total(of_round), traffic.total(of_step)
-    # The gradients that travel are copies of the parameters' gradients.
+    # The gradients that travel are copies of the parameters' gradients. Where they are rounded, exact sums are kept.
     copies_bytes = 0 if size == 1 or is_sharded else whole.trained_bytes
+    copies_bytes += 0 if is_sharded or wire.is_exact else -(-whole.trained_bytes // size)
     per_s = batches / step_s
     return Scaling(
         ranks=size,
@@ -187,7 +192,11 @@ def _step(
     )
 
 
-def _round_s(link: Link, cores: int, backward_s: float, sent: Sequence[Bucket], size: int, is_sharded: bool) -> float:
+def _round_s(
+    link: Link, cores: int, backward_s: float, sent: Sequence[Bucket], size: int, is_sharded: bool, wire: Wire
+) -> float:
     """Return the seconds of a backward that computes for so long, until all sums have arrived."""
-    collectives = [Collective(bucket.ready_share * backward_s, bucket.traffic(size, is_sharded)) for bucket in sent]
+    collectives = [
+        Collective(bucket.ready_share * backward_s, bucket.traffic(size, is_sharded, wire)) for bucket in sent
+    ]
     return Lockstep(link, cores).run(backward_s, collectives)

@@ -4,7 +4,7 @@ import contextlib
 import sys
 
 import numpy as np
-from net import Net, loss_of
+from net import Net, add_rounded, loss_of, rounded
 
 import spillgrad as sg
 import spillgrad.distributed as dist
@@ -33,20 +33,23 @@ def require_same(found, wanted):
         assert value.numpy().tobytes() == found[name].numpy().tobytes(), name
 
 
-def one_process(autocast):
+def one_process(autocast, wire="float32"):
     sg.manual_seed(1)
     model = Net()
 
     def run_batches(step):
         for number in range(BATCHES):
-            (loss_of(model, step, number) * (1 / BATCHES)).backward()
+            add_rounded(model, loss_of(model, step, number) * (1 / BATCHES), wire)
+        for parameter in model.parameters():
+            if parameter.grad is not None and wire != "float32":
+                parameter.grad = rounded(parameter.grad, "bfloat16")  # on the way back
 
     return train(model, run_batches, autocast)
 
 
-def several(autocast, bucket_cap_mb):
+def several(autocast, bucket_cap_mb, wire="float32"):
     sg.manual_seed(1 + rank)  # the first process's weights are taken
-    parallel = DistributedDataParallel(Net(), bucket_cap_mb=bucket_cap_mb)
+    parallel = DistributedDataParallel(Net(), bucket_cap_mb=bucket_cap_mb, wire=wire)
     parallel.set_gradient_divide_factor(1)
 
     def run_batches(step):
@@ -60,6 +63,23 @@ for autocast in (False, True):
     wanted = one_process(autocast)
     for bucket_cap_mb in (None, 0.01):
         require_same(several(autocast, bucket_cap_mb), wanted)
+
+for wire in ("bfloat16", "int8"):
+    wanted = one_process(False, wire)
+    for bucket_cap_mb in (None, 0.01):
+        require_same(several(False, bucket_cap_mb, wire), wanted)
+
+# Where sums travel back rounded, a later backward adds to the exact ones; but to what a user has put in their place.
+parallel = DistributedDataParallel(nn.Linear(1, 1, bias=False), wire="bfloat16")
+parallel.set_gradient_divide_factor(1)
+weight = parallel.module.weight
+for x, rounded_sum in ((1.0, 1.0), (2**-8, 1.0), (2**-7, 1 + 2**-6)):  # both sums lie halfway, and end even
+    parallel(sg.tensor([[x if rank == 0 else 0.0]])).sum().backward()
+    assert weight.grad.item() == rounded_sum
+with sg.no_grad():
+    weight.grad.fill_(3.0)
+parallel(sg.tensor([[1.0 if rank == 0 else 0.0]])).sum().backward()
+assert weight.grad.item() == 4.0
 
 # PyTorch's own way: the average over processes, of sums that each made under no_sync.
 model = nn.Linear(8, 8)

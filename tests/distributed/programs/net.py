@@ -4,6 +4,7 @@ import numpy as np
 
 import spillgrad as sg
 from spillgrad import nn
+from spillgrad.distributed.wires import WIRES
 from spillgrad.generator import GeneratorState
 
 F = nn.functional
@@ -38,3 +39,21 @@ def loss_of(model, step, number):
     with sg.default_generator.replay(GeneratorState(step, number << 40)):
         logits = model(tokens, often=number % 3 != 1)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rounded(tensor, wire):
+    """Return the numbers of a float32 tensor after they have travelled in a format."""
+    wire, flat = WIRES[wire], tensor.detach().numpy().reshape(-1)
+    whole = slice(0, flat.size)
+    packed = wire.pack(flat, [whole])
+    return sg.tensor(wire.unpack(packed.values, packed.scales_in(packed.scales, whole, whole))).reshape(tensor.shape)
+
+
+def add_rounded(model, loss, wire):
+    """Add the gradients of a loss to those of the model, each rounded first, as several processes do."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradients = sg.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            term = rounded(gradient, wire)
+            parameter.grad = term if parameter.grad is None else parameter.grad + term

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 
 import numpy as np
-from net import Net, loss_of
+from net import Net, add_rounded, loss_of
 
 import spillgrad as sg
 import spillgrad.distributed as dist
@@ -46,7 +46,7 @@ def as_bytes(model, optimizer):
     return found
 
 
-def one_process(kind, autocast, max_norm, seed=1):
+def one_process(kind, autocast, max_norm, seed=1, wire="float32"):
     sg.manual_seed(seed)
     model = Net()
     optimizer = OPTIMIZERS[kind]([p for p in model.parameters() if p.requires_grad])
@@ -54,17 +54,17 @@ def one_process(kind, autocast, max_norm, seed=1):
         optimizer.zero_grad()
         with sg.autocast("cpu") if autocast else contextlib.nullcontext():
             for number in range(BATCHES):
-                (loss_of(model, step, number) * (1 / BATCHES)).backward()
+                add_rounded(model, loss_of(model, step, number) * (1 / BATCHES), wire)
         if max_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
     return as_bytes(model, optimizer)
 
 
-def offloaded(kind, autocast, max_norm, folder, seed=1, budget="300KiB"):
+def offloaded(kind, autocast, max_norm, folder, seed=1, budget="300KiB", wire="float32"):
     """Return an offload of the processes, whose weights are those of the first one."""
     sg.manual_seed(seed + rank)
-    offload = sg.disk_offload(Net, OPTIMIZERS[kind], folder, ram_budget=budget, max_grad_norm=max_norm)
+    offload = sg.disk_offload(Net, OPTIMIZERS[kind], folder, ram_budget=budget, max_grad_norm=max_norm, wire=wire)
     offload.set_gradient_divide_factor(1)
     return offload
 
@@ -102,6 +102,16 @@ for kind, autocast, max_norm in (("adamw", False, 0.5), ("adamw", True, None), (
     stats = offload.stats()
     assert stats.peak_ram_bytes <= 300 << 10, stats.peak_ram_bytes
     assert stats.read_bytes > 0
+
+for wire in ("bfloat16", "int8"):
+    wanted = one_process("adamw", False, 0.5, wire=wire)
+    offload = offloaded("adamw", False, 0.5, folder, budget="420KiB", wire=wire)
+    train(offload, False)
+    require_same(as_bytes(offload.model, offload.optimizer), wanted)
+    assert offload.stats().peak_ram_bytes <= 420 << 10, offload.stats().peak_ram_bytes
+offload = offloaded("sgd", False, None, folder)
+train(offload, False)
+wanted = as_bytes(offload.model, offload.optimizer)
 
 # All save, the first one writes, and any number of processes goes on from it.
 saved = Path(sys.argv[1]) / "checkpoint"

@@ -12,6 +12,9 @@ DEFAULT_RAM_BUDGET = "64MiB"
 # What a switch and two machines of a local network take.
 DEFAULT_LATENCY = "50us"
 MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
+Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
+    help="Format in which gradients travel to the other processes; one process rounds likewise.",
+)]  # fmt: skip
 Rank = Annotated[int | None, Option(
     min=1, metavar="RANK", help="Train adapters of this rank beside frozen weights.", show_default="train the weights",
 )]  # fmt: skip
@@ -43,6 +46,7 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
+    wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
 
 
@@ -126,4 +130,5 @@ class PlanOptions:
     latency: Annotated[str | None, Option(
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
+    wire: Wire = TrainSettings.wire
     as_json: Json = False

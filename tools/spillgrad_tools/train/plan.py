@@ -77,7 +77,7 @@ def plan(options: PlanOptions, link: sg.planning.Link | None, ranks: int, thread
     return sg.planning.plan(
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
         lora=options.lora, autocast=options.autocast, offload=options.offload,
-        optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link,
+        optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link, wire=options.wire,
     )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
         words += [] if options.directory == Path() else ["--spill-dir", str(options.directory)]
     words += [] if options.lora is None else ["--lora", str(options.lora)]
     words += ["--autocast"] if options.autocast else []
+    words += ["--wire", options.wire] if options.wire != "float32" else []
     return shlex.join(words)
 
 
@@ -131,8 +132,8 @@ def show_scaling(console: Console, plan: sg.planning.Plan) -> None:
     how = "optimizer state sharded" if plan.offload else "the whole model in each"
     show_line(
         console,
-        f"several processes, {how}, over {link.bytes_per_s / 1e6:,.0f} MB/s with a latency of "
-        f"{format_duration(link.latency_s)}:",
+        f"several processes, {how}, gradients as {plan.wire}, over {link.bytes_per_s / 1e6:,.0f} MB/s with a latency "
+        f"of {format_duration(link.latency_s)}:",
     )
     heads = ("processes", "batches a step", "a step", "tokens/s", "efficiency", "sent by each", "network", "exposed")
     table = Table(*(Column(head, justify="right") for head in (*heads, "peak RAM of each")), box=SIMPLE)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import spillgrad as sg
 from spillgrad import communication, distributed
-from spillgrad.distributed.process_group import launched
+from spillgrad.distributed.process_group import ProcessGroup, launched, member
 from spillgrad.errors import DistributedError
 from spillgrad.nn.parallel import DistributedDataParallel
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
@@ -103,14 +103,15 @@ class Ranks:
                 stacklevel=2,
             )
 
-    def parallel(self, model: sg.nn.Module, offload: sg.disk_offload | None) -> Parallel | None:
-        """Have backward add up the gradients of all processes, in a model in RAM or on disk; None for one process.
+    def parallel(self, model: sg.nn.Module, offload: sg.disk_offload | None, wire: str) -> Parallel | None:
+        """Have backward add up the gradients of all processes, in a model in RAM or on disk.
 
-        A model on disk is not wrapped.
+        A model on disk is not wrapped. Return None for one process, if it has nothing to round.
         """
-        if self.size == 1:
+        if self.size == 1 and wire == "float32":
             return None
-        parallel = DistributedDataParallel(model) if offload is None else offload
+        group = member() if self.size > 1 else ProcessGroup("alone")
+        parallel = DistributedDataParallel(model, process_group=group, wire=wire) if offload is None else offload
         parallel.set_gradient_divide_factor(1)
         return parallel
 

@@ -139,11 +139,12 @@ class Training:
         else:
             # With several batches, gradients must accumulate before the step.
             found = self.offload = offload(
-                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM
-            )
+                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM,
+                wire=settings.wire,
+            )  # fmt: skip
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer
-        self._parallel = self.ranks.parallel(model, self.offload)
+        self._parallel = self.ranks.parallel(model, self.offload, settings.wire)
         warmup_steps = round(settings.steps * WARMUP_SHARE)
         self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
         self._process = psutil.Process()
