@@ -303,6 +303,7 @@ KILLED_AGAIN_AND_AGAIN = """
 """
 
 
+@pytest.mark.exhaustive
 def test_runs_killed_at_any_moment_leave_only_what_the_next_run_removes(tmp_path: Path):
     ran = run(KILLED_AGAIN_AND_AGAIN, tmp_path, 50)
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -359,7 +360,7 @@ def least_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     return least
 
 
-@pytest.mark.parametrize("budget_bytes", [0, 48 << 20])
+@pytest.mark.parametrize("budget_bytes", [pytest.param(0, marks=pytest.mark.exhaustive), 48 << 20])
 def test_the_process_takes_no_more_memory_than_without_saved_tensors_but_for_the_budget(
     tmp_path: Path, least_bytes: int, budget_bytes: int
 ):

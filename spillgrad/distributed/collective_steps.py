@@ -17,8 +17,10 @@ from spillgrad.errors import DistributedError
 # `function(a, b, out=a)` reduces b into a.
 Function = Callable[..., Any]
 
-# The most bytes that are on their way in one exchange, which bounds the memory that a collective takes for itself.
+# The most bytes that are on their way in one exchange, which bounds the memory that a collective takes for itself. With
+# hundreds of ranks, messages would be too small to be worth sending: then there are so many bytes for each rank.
 AT_ONCE_BYTES = 32 << 20
+_AT_ONCE_OF_RANK = 128 << 10
 # Smaller arrays are sent whole to every rank, in one exchange instead of two.
 _SMALL_BYTES = 16 << 10
 _NOTHING = np.empty(0, np.uint8)
@@ -34,6 +36,18 @@ def windows(count: int, itemsize: int) -> Iterator[slice]:
     """Cut `count` elements into runs that are exchanged one after the other."""
     step = max(1, AT_ONCE_BYTES // itemsize)
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def at_once_bytes(ranks: int) -> int:
+    """Return the most bytes that are on their way in one exchange of sums."""
+    return max(AT_ONCE_BYTES, ranks * _AT_ONCE_OF_RANK)
+
+
+def windows_of_runs(runs: Sequence[slice], itemsize: int) -> Iterator[slice]:
+    """Cut the runs of all ranks, of elements that take so many bytes each, into parts that are exchanged together."""
+    longest = max(run.stop - run.start for run in runs)
+    step = max(1, at_once_bytes(len(runs)) // (itemsize * len(runs)))
+    return (slice(start, min(start + step, longest)) for start in range(0, longest, step))
 
 
 def barrier() -> Steps:

@@ -63,16 +63,22 @@ class Lockstep:
                 self._go_to(heapq.heappop(looks))
             else:
                 self._go_to(ready_s)
-                running.append(_Running(iter(waiting.pop().exchanges), self._now_s))
+                begun = _Running(iter(waiting.pop().exchanges), self._now_s)
+                self._go_on(begun, arrivals)  # its headers go before what has arrived for others
+                running.append(begun)
             for each in running:  # a look sees all that has arrived
                 if each.arrives_s <= self._now_s:
-                    traffic = next(each.exchanges, None)
-                    each.arrives_s = math.inf if traffic is None else self._post(traffic)
-                    each.has_ended = traffic is None
-                    if traffic is not None:
-                        heapq.heappush(arrivals, each.arrives_s)
+                    self._go_on(each, arrivals)
             running = [each for each in running if not each.has_ended]
         return max(self._now_s, self._when(compute_s))
+
+    def _go_on(self, running: _Running, arrivals: list[float]) -> None:
+        """Begin the next exchange, and note when it will have arrived; or note that there is none."""
+        traffic = next(running.exchanges, None)
+        running.arrives_s = math.inf if traffic is None else self._post(traffic)
+        running.has_ended = traffic is None
+        if traffic is not None:
+            heapq.heappush(arrivals, running.arrives_s)
 
     def _post(self, traffic: Traffic) -> float:
         """Send messages, and receive as many; return when the last one has arrived."""

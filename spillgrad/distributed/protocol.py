@@ -8,6 +8,7 @@ A driver calls `Protocol.advance` again and again: `mpi.py` does so in the threa
 """
 
 import collections
+import itertools
 import sys
 import threading
 import time
@@ -23,6 +24,10 @@ from spillgrad.fork_safe_lock import ForkSafeLock
 
 # What a rank called, and at which line of the user's program. The texts are cut; the digest is that of the whole text.
 HEADER = np.dtype([("number", "<u8"), ("digest", "<u8"), ("what", "S200"), ("place", "S200")])
+DIGEST_BYTES = 8
+# Arrays up to this size are copied to be sent with their digest at the end: a message of its own would take longer.
+SEALED_BYTES = 64 << 10
+_NOTHING = np.empty(0, np.uint8)
 # How long a rank waits for others before it says so, and how often it says it again.
 _NOTICE_AFTER_S, _NOTICE_EVERY_S = 30.0, 300.0
 # What a rank sent before it left may be heard of a little later.
@@ -75,7 +80,7 @@ class Call:
         self._headers = np.zeros(0, HEADER)
         self._messages: list[tuple[int, Message]] = []  # by the rank of the other side
         self._exchange: Exchange | None = None
-        self._digests = np.zeros(0, np.uint64)
+        self._arriving: dict[int, list[np.ndarray]] = {}  # by rank: memory for the messages of the exchange
         self._posted_s = self._began_s  # when the present messages were sent
         self._awaited_s: dict[int, float] = {}  # by the rank whose messages came last
         self._sent_bytes = self._received_bytes = 0
@@ -188,6 +193,11 @@ class GroupProtocol:
         """Whether nothing is under way."""
         return not self._begun and not self._running
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a thread of the program waits for a call."""
+        return any(call._waits_since_s is not None for call in self._running)
+
     def advance(self) -> None:
         """Start the calls that were begun, and go on with those whose messages are done."""
         while self._begun:
@@ -238,11 +248,6 @@ class GroupProtocol:
         # Exchanges of a call follow each other, and messages with one tag keep their order.
         return self._tags[call.number % len(self._tags)]
 
-    def _post(self, call: Call, exchange: Exchange) -> None:
-        call._posted_s = self._now_s()
-        for other in self._others:
-            self._post_one(call, other, exchange.send[other], exchange.receive[other])
-
     def _post_one(self, call: Call, other: int, sent: np.ndarray, received: np.ndarray) -> None:
         tag, rank = self._tag(call), self.ranks[other]
         call._sent_bytes += sent.nbytes
@@ -258,7 +263,9 @@ class GroupProtocol:
         own = call._headers[self.rank : self.rank + 1]
         own["number"], own["digest"] = call.number, xxhash.xxh3_64_intdigest(call.what.encode())
         own["what"], own["place"] = call.what.encode(), call.place.encode()
-        self._post(call, Exchange([own] * size, [call._headers[other : other + 1] for other in range(size)]))
+        call._posted_s = self._now_s()
+        for other in self._others:
+            self._post_one(call, other, own, call._headers[other : other + 1])
 
     def _go_on(self, call: Call) -> None:
         """Check what has arrived, and begin the next exchange, or end the call."""
@@ -273,16 +280,12 @@ class GroupProtocol:
             return
         if exchange.send[self.rank].nbytes:
             np.copyto(exchange.receive[self.rank], exchange.send[self.rank])
-        size = len(self.ranks)
-        call._digests = np.zeros((2, size), np.uint64)
-        for other in range(size):
-            if other != self.rank:
-                call._digests[0, other] = _digest(exchange.send[other])
-        self._post(call, exchange)
-        sent, received = ([call._digests[row, other : other + 1] for other in range(size)] for row in (0, 1))
+        call._posted_s = self._now_s()
+        call._arriving = {other: _rooms(exchange.receive[other]) for other in self._others}
         for other in self._others:
-            has_sent, has_received = exchange.send[other].nbytes > 0, exchange.receive[other].nbytes > 0
-            self._post_one(call, other, sent[other][:has_sent], received[other][:has_received])
+            messages = itertools.zip_longest(_sealed(exchange.send[other]), call._arriving[other], fillvalue=_NOTHING)
+            for sent, received in messages:
+                self._post_one(call, other, sent, received)
 
     def _require_same(self, call: Call) -> None:
         headers = call._headers
@@ -301,8 +304,9 @@ class GroupProtocol:
         )
 
     def _require_whole(self, call: Call, exchange: Exchange) -> None:
-        for other, array in enumerate(exchange.receive):
-            if other != self.rank and array.nbytes and _digest(array) != call._digests[1, other]:
+        """Compare the digests of what has arrived, and copy small arrays to where they belong."""
+        for other, rooms in call._arriving.items():
+            if rooms and not _is_whole(rooms, exchange.receive[other]):
                 raise DistributedError(
                     f"{call.what}, {call.place}: rank {self.ranks[self.rank]} received damaged bytes from rank "
                     f"{self.ranks[other]}; check the network between them, and go on from the last checkpoint"
@@ -333,8 +337,39 @@ def alone(steps: Steps) -> Any:
         return stop.value
 
 
-def _digest(array: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(array.view(np.uint8).data)
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint8)
+
+
+def _digest(array: np.ndarray) -> np.ndarray:
+    return np.frombuffer(xxhash.xxh3_64_digest(_bytes(array).data), np.uint8)
+
+
+def _sealed(array: np.ndarray) -> list[np.ndarray]:
+    """Return the messages that carry an array: with its digest at its end if that is quicker than one more message."""
+    if not array.nbytes:
+        return []
+    parts = [_bytes(array), _digest(array)]
+    return [np.concatenate(parts)] if array.nbytes <= SEALED_BYTES else parts
+
+
+def _rooms(array: np.ndarray) -> list[np.ndarray]:
+    """Return the memory for the messages that carry an array to be filled."""
+    if not array.nbytes:
+        return []
+    if array.nbytes <= SEALED_BYTES:
+        return [np.empty(array.nbytes + DIGEST_BYTES, np.uint8)]
+    return [_bytes(array), np.empty(DIGEST_BYTES, np.uint8)]
+
+
+def _is_whole(rooms: Sequence[np.ndarray], array: np.ndarray) -> bool:
+    """Return whether the digest of what has arrived is right; copy what has arrived with its digest to the array."""
+    data, digest = rooms if len(rooms) == 2 else (rooms[0][:-DIGEST_BYTES], rooms[0][-DIGEST_BYTES:])
+    if not np.array_equal(_digest(data), digest):
+        return False
+    if len(rooms) == 1:
+        np.copyto(_bytes(array), data)
+    return True
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -7,11 +7,9 @@ each other in one exchange, so its messages are of one or two sizes.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from spillgrad.distributed.collective_steps import cut, windows
-from spillgrad.distributed.protocol import HEADER
+from spillgrad.distributed.collective_steps import cut, windows, windows_of_runs
+from spillgrad.distributed.protocol import DIGEST_BYTES, HEADER, SEALED_BYTES
 from spillgrad.distributed.wires import EXACT, Wire, arriving_bytes
-
-_DIGEST_BYTES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +31,12 @@ def headers(size: int) -> Traffic:
 
 def exchange(size: int, parts: int, nbytes: int) -> Traffic:
     """Return what a rank of `size` sends if `parts` ranks are to get, or to give, `nbytes` in all, cut evenly."""
-    count = parts * (size - 1) / size
-    return [Messages(count, nbytes / parts), Messages(count, _DIGEST_BYTES)] if nbytes else []
+    if not nbytes:
+        return []
+    count, each_bytes = parts * (size - 1) / size, nbytes / parts
+    if each_bytes <= SEALED_BYTES:
+        return [Messages(count, each_bytes + DIGEST_BYTES)]
+    return [Messages(count, each_bytes), Messages(count, DIGEST_BYTES)]
 
 
 def gather_to_all(size: int, nbytes: int) -> Traffic:
@@ -70,9 +72,9 @@ def sum_of_gradients(
 
 def _elements(size: int, count: int, itemsize: int) -> Iterator[int]:
     """Yield how many elements each exchange of runs of all ranks has."""
-    lengths = [run.stop - run.start for run in cut(count, size)]
-    for window in windows(max(lengths), itemsize * size):
-        yield sum(max(0, min(length, window.stop) - window.start) for length in lengths)
+    runs = cut(count, size)
+    for window in windows_of_runs(runs, itemsize):
+        yield sum(max(0, min(run.stop - run.start, window.stop) - window.start) for run in runs)
 
 
 def pieces_to_all(size: int, count: int, itemsize: int) -> Iterator[Traffic]:

@@ -11,9 +11,8 @@ pytestmark = needs_mpi
 COMMAND = ["plan", "--model", "tiny", "--batch", "2", "--context", "64", "--ram", "4GiB", "--json"]
 
 
-@pytest.mark.parametrize(
-    "more, ranks", [([], [1, 2]), pytest.param(["--ranks", "8"], [1, 2, 4, 8], marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("more, ranks", [([], [1, 2]), (["--ranks", "8"], [1, 2, 4, 8])])
 def test_the_network_is_measured_and_the_first_process_prints(more: list[str], ranks: list[int], tmp_path: Path):
     ran = launch(2, "--", *COMMAND, "--dir", tmp_path, *more)
     assert ran.status == 0, ran.errors

@@ -82,6 +82,10 @@ def test_a_program_written_for_torchrun_runs_with_its_imports_changed_to_the_sam
         found += re.findall("weights (.*)", ran.output)
     assert len(found) == 1 + 4
     assert len(set(found)) == 1
+
+
+@pytest.mark.exhaustive
+def test_processes_that_sum_their_own_batches_first_have_the_same_weights():
     ran = launch(2, "pytorch_style.py", SYNC_LAST="1")  # sums in each process first: other bits, the same in both
     assert ran.status == 0, ran.errors
     assert len(set(re.findall("weights (.*)", ran.output))) == 1

@@ -92,6 +92,7 @@ def test_any_number_of_processes_goes_on_where_another_number_stopped(
     assert in_stages(tmp_path, (3, 1, 4), "--ram-budget", "1MiB") == alone_in_stages
 
 
+@pytest.mark.exhaustive
 def test_so_does_an_offloaded_training_whose_checkpoint_has_the_whole_state(
     alone_in_stages: dict[str, bytes], tmp_path: Path
 ):

@@ -447,6 +447,7 @@ def test_a_folder_named_as_a_version_that_no_save_made_stays(tmp_path, files):
     assert {path.name: path.read_text() for path in mine.iterdir()} == files
 
 
+@pytest.mark.exhaustive
 def test_a_run_killed_at_random_moments_leaves_a_whole_checkpoint(tmp_path):
     script = textwrap.dedent(
         f"""
@@ -521,6 +522,7 @@ def test_two_processes_that_save_to_one_directory_both_do(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.exhaustive
 def test_two_processes_killed_while_they_save_to_one_directory_leave_a_whole_checkpoint(tmp_path):
     random = np.random.default_rng(5)
     for _ in range(5):

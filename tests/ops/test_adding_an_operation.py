@@ -88,7 +88,10 @@ def edited(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(("program", "variables"), [(FUNCTION, {}), (DEVICE, {"NUMBA_ENABLE_CUDASIM": "1"})])
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [(FUNCTION, {}), pytest.param(DEVICE, {"NUMBA_ENABLE_CUDASIM": "1"}, marks=pytest.mark.exhaustive)],
+)
 def test_the_edit_that_contributing_shows_is_all_that_an_operation_needs(edited, program, variables):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", f"ROOT = {str(edited)!r}\n{program}"],

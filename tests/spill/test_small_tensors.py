@@ -139,6 +139,7 @@ for i in reversed(range(count)):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_small_tensor_takes_few_bytes_beside_its_own(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", COUNTS, "100000", str(tmp_path)]

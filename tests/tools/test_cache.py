@@ -49,6 +49,7 @@ def test_what_warm_runs_is_differentiable(name: str):
     assert x.grad.shape == (2, 8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_after_warm_a_training_run_compiles_nothing(tmp_path: Path):
     (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times. " * 400)

@@ -95,6 +95,7 @@ def test_left_out(): pass
 """
 
 
+@pytest.mark.exhaustive
 def test_tests_are_counted_and_the_first_failures_named(check_gpu: Any, checkout: Path):
     file = checkout / "test_some.py"
     file.write_text(TESTS)

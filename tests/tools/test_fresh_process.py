@@ -30,6 +30,7 @@ def warns() -> None:
     warnings.warn("the disk is a RAM disk", stacklevel=2)
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 def test_what_a_function_returns_in_a_process_that_compiled_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

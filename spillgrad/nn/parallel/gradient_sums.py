@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spillgrad.distributed.collective_steps import all_gather, windows
+from spillgrad.distributed.collective_steps import all_gather, windows_of_runs
 from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.distributed.wires import EXACT, Wire, arriving_bytes
 
@@ -58,7 +58,7 @@ def sum_runs(
     with np.errstate(all="ignore"):  # infinities and NaNs are results, as in PyTorch
         packed = wire.pack(flat, parts)
     scales = yield from packed.exchange_scales(rank, runs)
-    for window in windows(max(each.stop - each.start for each in runs), arriving_bytes(wire, flat.itemsize) * size):
+    for window in windows_of_runs(runs, arriving_bytes(wire, flat.itemsize)):
         mine = total[window]
         arrived = [np.empty(mine.size, packed.values.dtype) for _ in range(size)]
         yield Exchange([packed.values[each][window] for each in runs], arrived)
@@ -77,7 +77,7 @@ def sum_runs(
 def gather_runs(rank: int, flat: np.ndarray, runs: Sequence[slice], total: np.ndarray, wire: Wire = EXACT) -> Steps:
     """Copy the sum that each rank has of its run into `flat`, as it travels back: `total` itself stays exact."""
     size, back = len(runs), wire.of(flat.dtype).back
-    for window in windows(max(each.stop - each.start for each in runs), arriving_bytes(back, flat.itemsize) * size):
+    for window in windows_of_runs(runs, arriving_bytes(back, flat.itemsize)):
         pieces = [flat[each][window] for each in runs]
         mine = total[window]
         with np.errstate(all="ignore"):

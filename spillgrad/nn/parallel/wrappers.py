@@ -17,7 +17,7 @@ from spillgrad.distributed.process_group import ProcessGroup, member, run
 from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import DeviceError, DistributedError, UnsupportedError
 from spillgrad.nn.module import Module
-from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, GradientReducer
+from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, GradientReducer, default_bucket_bytes
 from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.tensor import Tensor
 
@@ -52,9 +52,10 @@ class DistributedDataParallel(Module):
     """Call the wrapped `module`; backward averages the gradients over all processes of the group.
 
     The processes begin with the parameters and buffers of the first. `bucket_cap_mb` says how many MiB of gradients
-    travel together. Parameters that take no part in a batch contribute nothing, whatever `find_unused_parameters` says.
-    PyTorch's other options are accepted. Sums are made in the order of the ranks, so that they are the bits of one
-    process that runs all batches one after the other; see `set_gradient_divide_factor`.
+    travel together; by default, 1 to 25, more in a large model, and still more for hundreds of processes.
+    Parameters that take no part in a batch contribute nothing, whatever `find_unused_parameters` says. PyTorch's other
+    options are accepted. Sums are made in the order of the ranks, so that they are the bits of one process that runs
+    all batches one after the other; see `set_gradient_divide_factor`.
 
     `wire` is the format in which float32 gradients travel. With "bfloat16", half as many bytes do: each backward's
     gradient is rounded to bfloat16, the sums are made in float32, and each sum is rounded once more for the way back.
@@ -100,8 +101,11 @@ class DistributedDataParallel(Module):
             require_same_modules("DistributedDataParallel", self.process_group, trained, tensors)
             if init_sync:
                 _broadcast(self.process_group, [tensor for _, tensor in tensors])
-            bucket_bytes = BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
-            self._reducer = GradientReducer(self.process_group, trained, bucket_bytes, format_)
+            total_bytes = sum(parameter.nbytes for _, parameter in trained)
+            most_bytes = default_bucket_bytes(total_bytes, self.process_group.size())
+            if bucket_cap_mb is not None:
+                most_bytes = int(bucket_cap_mb * (1 << 20))
+            self._reducer = GradientReducer(self.process_group, trained, most_bytes, format_)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self._reducer is not None:

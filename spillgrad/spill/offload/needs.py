@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from spillgrad.distributed.collective_steps import AT_ONCE_BYTES
+from spillgrad.distributed.collective_steps import at_once_bytes
 from spillgrad.distributed.wires import EXACT, Wire
 from spillgrad.spill.module_paths import around
 from spillgrad.storage.sizes import format_bytes
@@ -142,7 +142,7 @@ def reduced_bytes(whole: int, part: int, sharing: Sharing) -> tuple[int, int, in
     Gradients that travel in fewer bits are there twice, and so is what arrives.
     """
     packed_bytes = sharing.wire.packed_bytes
-    arrives = min(AT_ONCE_BYTES, (part + packed_bytes(part)) * sharing.ranks)
+    arrives = min(at_once_bytes(sharing.ranks), (part + packed_bytes(part)) * sharing.ranks)
     return whole + packed_bytes(whole), part, arrives
 
 

@@ -20,7 +20,7 @@ from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.distributed.wires import Wire
 from spillgrad.errors import DistributedError, GraphError, UnsupportedError
 from spillgrad.nn.module import Module
-from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES
+from spillgrad.nn.parallel.gradient_reducer import default_bucket_bytes
 from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
@@ -64,8 +64,9 @@ class ShardedTraining(OffloadedTraining):
             )
         require_same_modules("disk_offload", self.group, trained, tensors)
         self._share_first_values([tensor for _, tensor in tensors])
+        most_bytes = self._bucket_bytes(sum(param.nbytes for _, param in trained))
         self.reducer = ShardReducer(
-            self.residents, self.group, trained, self._bucket_bytes(), self._wire, self._spare_bytes,
+            self.residents, self.group, trained, most_bytes, self._wire, self._spare_bytes,
             self._put_gradient_in_store, self._max_grad_norm is not None, self._gradients_are_there,
         )  # fmt: skip
         self._buffers = [weakref.ref(buffer) for _, buffer in model.named_buffers()]
@@ -85,13 +86,13 @@ class ShardedTraining(OffloadedTraining):
             if buffer is not None:
                 self._broadcast(buffer)
 
-    def _bucket_bytes(self) -> int:
+    def _bucket_bytes(self, total_bytes: int) -> int:
         """Return how many bytes of gradients travel together: the same in all processes, and few beside the budgets."""
         budgets = np.empty(self.group.size(), np.int64)
         mine = np.array([self.residents.store.ram_budget])
         steps = collective_steps.all_gather(mine, [budgets[rank : rank + 1] for rank in range(self.group.size())])
         run(self.group, "disk_offload, comparing budgets", steps)
-        return min(BUCKET_BYTES, int(budgets.min()) // _BUCKETS_IN_BUDGET)
+        return min(default_bucket_bytes(total_bytes, self.group.size()), int(budgets.min()) // _BUCKETS_IN_BUDGET)
 
     def _share_first_values(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of the first one, where they differ."""

@@ -13,7 +13,7 @@ from spillgrad.distributed import traffic
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
-from spillgrad.nn.parallel.gradient_reducer import bucket_places
+from spillgrad.nn.parallel.gradient_reducer import bucket_places, default_bucket_bytes
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.predict import Whole
@@ -76,17 +76,18 @@ class Bucket:
     itemsize: int
     parts: int
 
-    def traffic(self, size: int, is_sharded: bool, wire: Wire) -> Iterator[traffic.Traffic]:
+    def traffic(self, size: int, is_sharded: bool, wire: Wire = EXACT) -> Iterator[traffic.Traffic]:
         """Yield the exchanges of their sum; where it is sharded, each rank keeps a piece of it."""
         return traffic.sum_of_gradients(size, self.count, self.itemsize, self.parts, not is_sharded, wire)
 
 
-def buckets(whole: Whole) -> list[Bucket]:
-    """Return the buckets of a model's gradients, in the order in which they travel."""
+def buckets(whole: Whole, ranks: int) -> list[Bucket]:
+    """Return the buckets of a model's gradients with so many processes, in the order in which they travel."""
     gradients = whole.gradients()
+    kinds = [(each.dtype, each.count * each.dtype.itemsize) for each in gradients]
     found = []
     ready_share = 0.0
-    for places in bucket_places([(each.dtype, each.count * each.dtype.itemsize) for each in gradients]):
+    for places in bucket_places(kinds, default_bucket_bytes(sum(nbytes for _, nbytes in kinds), ranks)):
         inside = [gradients[place] for place in places]
         ready_share = max(ready_share, *(each.ready_share for each in inside), 0.0)  # those before travel first
         found.append(Bucket(ready_share, sum(each.count for each in inside), inside[0].dtype.itemsize, len(inside)))
@@ -130,11 +131,11 @@ def scale(
     list of Scaling
         One for each number.
     """
-    sent = buckets(whole)
     found: list[Scaling] = []
     for size in ranks:
         batches = max(whole.profile.accumulate, size)
         alone = found[0] if found else None
+        sent = buckets(whole, size)
         found.append(_step(whole, budget_bytes, link, cores, size, batches, sent, choice, wire, alone))
     return found
 

@@ -214,6 +214,7 @@ def test_everything_holds_without_compilation_and_with_the_tiles_of_any_host(hos
     run_on(host, [0, 1, 3, 7, 11, 14, 16, 19, 21], tmp_path, NUMBA_DISABLE_JIT="1")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
 def test_vectors_of_another_host_compute_the_same(tmp_path):
     run_on("AVX2", range(len(CASES)), tmp_path)

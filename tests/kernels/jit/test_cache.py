@@ -337,6 +337,7 @@ def test_a_second_process_compiles_nothing(home: Path):
     assert compiled_and_loaded() == "0 1"
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 @pytest.mark.parametrize(
     "variables", [{"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, {"NUMBA_BOUNDSCHECK": "1"}]
@@ -348,6 +349,7 @@ def test_another_processor_or_compiler_setting_finds_nothing(home: Path, variabl
     assert compiled_and_loaded() == "0 1"
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 def test_generated_code_under_the_same_name_is_not_mistaken(home: Path):
     assert compiled_and_loaded() == "1 0"
@@ -387,6 +389,7 @@ def symbol_of_new_kernel(name: str) -> bytes:
     return symbol.encode()
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 def test_a_kill_while_writing_leaves_a_cache_that_works(home: Path):
     dies = "import os\nos.replace = lambda *paths, **directories: os._exit(0)\n" + ADDS_ONE
@@ -408,6 +411,7 @@ def test_processes_that_start_together_on_an_empty_cache_agree(home: Path):
     assert compiled_and_loaded() == "0 1"
 
 
+@pytest.mark.exhaustive
 @NEEDS_JIT
 def test_without_any_place_to_write_kernels_are_compiled_all_the_same(home: Path):
     (home / "cache").write_text("a file where the directory should be")

@@ -231,6 +231,7 @@ for other in others:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
 def test_a_child_forked_while_another_thread_compiles_can_compile(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

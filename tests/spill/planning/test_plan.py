@@ -187,7 +187,9 @@ def test_gradients_on_disk_come_with_the_first_batch_and_are_changed_by_the_othe
 @pytest.mark.parametrize(
     "accumulate", [1, pytest.param(3, marks=pytest.mark.exhaustive)]
 )  # of three batches, one is neither the first nor the last
-@pytest.mark.parametrize("offload", [False, True], ids=["in RAM", "offloaded"])
+@pytest.mark.parametrize(
+    "offload", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["in RAM", "offloaded"]
+)
 def test_two_layers_tell_what_six_save_and_move(offload: bool, accumulate: int, tmp_path: Path):
     found = profile(
         gpt, 6, loss_of, sg.optim.AdamW, tmp_path, ram_budget=64 << 20, offload=offload, accumulate=accumulate

@@ -198,6 +198,7 @@ def test_a_verdict_shows_what_is_missing(verdict: Verdict, text: str):
     assert str(verdict) == text
 
 
+@pytest.mark.exhaustive
 def test_kernels_are_timed_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "kernels", "--filter", "32x32x32", "--rounds", "1", "--threads", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -150,6 +150,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.exhaustive
 @needs_mpi
 def test_the_slow_rank_of_a_training_is_the_straggler(trained: Path, capsys: pytest.CaptureFixture[str]):
     (found,) = distributed_runs(inspect(trained).runs)

@@ -235,6 +235,7 @@ def test_hostile_names_are_shown_as_they_are(tmp_path: Path):
         assert "\x9b" not in watched.written
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 def test_in_tmux_a_training_is_watched_to_its_end(tmp_path: Path):
     server = ["tmux", "-L", f"spillgrad-{os.getpid()}", "-f", os.devnull]

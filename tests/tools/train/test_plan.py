@@ -58,7 +58,10 @@ def test_a_plan_for_several_processes_shows_their_steps_and_recommends_a_number(
     command = [*TINY, "--ram", "4GiB", "--dir", str(tmp_path), "--ranks", "4", "--link", "10Gbit", "--latency", "20us"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "several processes, the whole model in each, over 1,177 MB/s with a latency of 20 µs:" in printed
+    assert (
+        "several processes, the whole model in each, gradients as float32, over 1,177 MB/s with a latency of 20 µs:"
+        in printed
+    )
     rows = [line.split() for line in printed[printed.index("processes, the whole") :].splitlines()]
     assert [row[:2] for row in rows if row and row[0].isdecimal()] == [["1", "1"], ["2", "2"], ["4", "4"]]
     assert "recommended: " in printed
