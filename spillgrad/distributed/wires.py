@@ -13,6 +13,7 @@ import numpy as np
 from spillgrad.distributed.collective_steps import all_to_all
 from spillgrad.distributed.protocol import Steps
 from spillgrad.errors import ArgumentError
+from spillgrad_kernels.memory import buffers
 
 # Elements that share a scale: those of the store's codec.
 _BLOCK = 128
@@ -113,10 +114,10 @@ class _Bfloat16(Wire):
     value_bytes = 2.0
 
     def pack(self, flat: np.ndarray, parts: Sequence[slice]) -> Packed:
-        return Packed(flat.astype(_BFLOAT16))
+        return Packed(_converted(flat, _BFLOAT16))
 
     def unpack(self, values: np.ndarray, scales: Scales | None) -> np.ndarray:
-        return values.astype(np.float32)
+        return _converted(values, np.dtype(np.float32))
 
     def packed_bytes(self, nbytes: int) -> int:
         return nbytes // 2
@@ -138,7 +139,7 @@ class _Int8(Wire):
 
     def pack(self, flat: np.ndarray, parts: Sequence[slice]) -> Packed:
         starts = np.concatenate([*(np.arange(part.start, part.stop, _BLOCK) for part in parts), [flat.size]])
-        values, scales = np.empty(flat.size, np.int8), np.empty(len(starts) - 1, np.float32)
+        values, scales = buffers.empty((flat.size,), np.int8), np.empty(len(starts) - 1, np.float32)
         for first in range(0, len(scales), _BLOCKS_AT_ONCE):
             edges = starts[first : first + _BLOCKS_AT_ONCE + 1]
             some = slice(edges[0], edges[-1])
@@ -156,7 +157,7 @@ class _Int8(Wire):
 
     def unpack(self, values: np.ndarray, scales: Scales | None) -> np.ndarray:
         assert scales is not None
-        numbers = values.astype(np.float32)
+        numbers = _converted(values, np.dtype(np.float32))
         for first in range(0, len(scales.scales), _BLOCKS_AT_ONCE):
             edges = scales.edges[first : first + _BLOCKS_AT_ONCE + 1]
             numbers[edges[0] : edges[-1]] *= scales.scales[first : first + _BLOCKS_AT_ONCE].repeat(np.diff(edges))
@@ -164,6 +165,12 @@ class _Int8(Wire):
 
     def packed_bytes(self, nbytes: int) -> int:
         return int(nbytes * self.value_bytes / 4) + 4 + 8 * (nbytes // 4 // _BLOCK + 1)
+
+
+def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    out = buffers.empty(array.shape, dtype)
+    np.copyto(out, array, casting="unsafe")
+    return out
 
 
 EXACT = Wire()

@@ -23,6 +23,7 @@ from spillgrad.errors import GraphError
 from spillgrad.nn.parallel.gradient_sums import Former, reduce_gradients
 from spillgrad.ops.creation import from_numpy
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.memory import buffers
 
 # The first bucket is small, so that sending begins early. Both numbers are PyTorch's.
 _FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
@@ -30,6 +31,8 @@ _FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 # 1 Gbit/s sends this much. Of S bytes, buckets of b cost the time of b + S / b times this: least where both are equal.
 _SENT_IN_THE_TIME_OF_A_BUCKET = 600 << 10
 _LEAST_BUCKET_BYTES = 1 << 20
+# In a later backward of a step, the sums of buckets under way are copies, of which there are at most so many bytes.
+_MOST_COPIES_BYTES = 64 << 20
 # With many processes, smaller pieces of a bucket would take less time to send than their messages take to prepare.
 _PIECE_BYTES = 64 << 10
 
@@ -54,13 +57,29 @@ class Bucket:
         self.work: Work | None = None
         self.found: np.ndarray = self.present  # which gradients any process has, when the work has ended
 
-    def put(self, place: int, array: np.ndarray) -> None:
-        """Copy a gradient into the bucket."""
+    def put(self, place: int, array: np.ndarray) -> np.ndarray:
+        """Copy a gradient into the bucket, and return the copy, which is flat."""
         if self.flat is None:
-            self.flat = np.zeros(self.size, self.dtype)
+            self.flat = buffers.empty((self.size,), self.dtype)
         number = self.places.index(place)
-        self.flat[self.parts[number]] = moved(array, CPU).reshape(-1)
+        copy = self.flat[self.parts[number]]
+        copy[:] = moved(array, CPU).reshape(-1)
         self.present[number] = True
+        return copy
+
+    def lend(self, array: np.ndarray) -> None:
+        """Use the memory of the only gradient as that of the bucket."""
+        self.flat = array.reshape(-1)
+        self.present[:] = True
+
+    def complete(self) -> np.ndarray:
+        """Return the bucket, with zeros in place of the gradients that it has not got."""
+        if self.flat is None:
+            self.flat = buffers.empty((self.size,), self.dtype)
+        for part, is_there in zip(self.parts, self.present, strict=True):
+            if not is_there:
+                self.flat[part] = 0
+        return self.flat
 
     def take(self, found: np.ndarray) -> None:
         """Take the result of a sum."""
@@ -276,21 +295,29 @@ class GradientReducer(BackwardBuckets):
     def __init__(self, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int, wire: Wire) -> None:
         super().__init__("DistributedDataParallel", group, named, bucket_bytes, wire)
         self._exact: dict[int, _Exact] = {}  # by the id of the bucket
+        self._under_way: collections.deque[Bucket] = collections.deque()
 
     def _refuses_more(self, grad: Tensor) -> bool:
         return self.divisor != self.group.size()
 
     def _hold(self, bucket: Bucket, place: int) -> None:
-        grad = self._parameter(place).grad
-        if grad is not None:  # an earlier hook may have taken it
-            bucket.put(place, grad.array)
+        parameter = self._parameter(place)
+        grad = parameter.grad
+        if grad is None:  # an earlier hook has taken it
+            return
+        # Nothing else has the memory of a gradient: the sum may be made there, or in a copy that takes its place.
+        is_replaceable = grad.device is CPU and not grad.requires_grad and grad._storage.keeper is None
+        if is_replaceable and bucket.places == [place] and grad.array.flags.c_contiguous:
+            bucket.lend(grad.array)
+            return
+        copy = bucket.put(place, grad.array)
+        if is_replaceable:
+            parameter.grad = Tensor.wrap(copy.reshape(parameter.shape))
 
     def _send(self, bucket: Bucket, number: int) -> None:
         for place in bucket.waits_for & self._local:
             self._hold(bucket, place)
-        if bucket.flat is None:
-            bucket.flat = np.zeros(bucket.size, bucket.dtype)
-        group, flat = self.group, bucket.flat
+        group, flat = self.group, bucket.complete()
         runs = cut(bucket.size, group.size())
         own = runs[group.rank()]
         exact = self._exact.get(id(bucket))
@@ -313,6 +340,9 @@ class GradientReducer(BackwardBuckets):
             group.rank(), flat, runs, total, bucket.parts, bucket.present, before, self.divisor, self.wire
         )
         self._begin(bucket, number, shown, steps)
+        self._under_way.append(bucket)
+        del flat, total, shown, before, formers, steps
+        self._finish_all_but(_MOST_COPIES_BYTES)
 
     def _words(self, before: Sequence[Former | None]) -> str:
         """Return words that differ if processes have different gradients, too."""
@@ -324,24 +354,55 @@ class GradientReducer(BackwardBuckets):
         return f"gradients {digest.hexdigest()}"
 
     def _finish(self) -> None:
-        for bucket in self._buckets:
-            work, flat = bucket.work, bucket.flat
-            assert work is not None and flat is not None
-            work.wait()
-            for place, part, is_there in zip(bucket.places, bucket.parts, bucket.found, strict=True):
-                if is_there:
-                    self._put(place, flat[part])
-                elif place in self._before:
-                    self._parameter(place).grad = self._before[place]
-                grad, exact = self._parameter(place).grad, self._exact.get(id(bucket))
-                if grad is not None and exact is not None:
-                    exact.keep(place, grad)
+        while self._under_way:
+            self._finish_first()
+
+    def _forget(self) -> None:
+        self._under_way.clear()
+        super()._forget()
+
+    def _finish_all_but(self, nbytes: int) -> None:
+        """Take the results that are there; wait for more if sums that are no gradients yet take more than `nbytes`."""
+        while self._under_way:
+            work = self._under_way[0].work
+            assert work is not None
+            if not work.is_completed() and self._copies_bytes() <= nbytes:
+                return
+            self._finish_first()
+
+    def _copies_bytes(self) -> int:
+        """Return the bytes of sums under way that will be copied to gradients that were there."""
+        return sum(
+            size * bucket.dtype.itemsize
+            for bucket in self._under_way
+            for place, size in zip(bucket.places, bucket.sizes, strict=True)
+            if self._before.get(place) is not None
+        )
+
+    def _finish_first(self) -> None:
+        bucket = self._under_way.popleft()
+        work, flat = bucket.work, bucket.flat
+        assert work is not None and flat is not None
+        work.wait()
+        bucket.flat = None
+        for place, part, is_there in zip(bucket.places, bucket.parts, bucket.found, strict=True):
+            if is_there:
+                self._put(place, flat[part])
+            elif place in self._before:
+                self._parameter(place).grad = self._before[place]
+            grad, exact = self._parameter(place).grad, self._exact.get(id(bucket))
+            if grad is not None and exact is not None:
+                exact.keep(place, grad)
 
     def _put(self, place: int, values: np.ndarray) -> None:
         parameter = self._parameter(place)
         grad = self._before.get(place)
         if grad is None:
             grad = parameter.grad
+        if grad is not None and np.may_share_memory(grad.array, values):  # the sum was made there
+            grad._storage.count_change()
+            parameter.grad = grad
+            return
         with no_grad():
             result = from_numpy(values).reshape(parameter.shape)
             if grad is None:

@@ -13,6 +13,7 @@ import numpy as np
 from spillgrad.distributed.collective_steps import all_gather, windows_of_runs
 from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.distributed.wires import EXACT, Wire, arriving_bytes
+from spillgrad_kernels.memory import buffers
 
 
 class Former(NamedTuple):
@@ -60,7 +61,7 @@ def sum_runs(
     scales = yield from packed.exchange_scales(rank, runs)
     for window in windows_of_runs(runs, arriving_bytes(wire, flat.itemsize)):
         mine = total[window]
-        arrived = [np.empty(mine.size, packed.values.dtype) for _ in range(size)]
+        arrived = [buffers.empty((mine.size,), packed.values.dtype) for _ in range(size)]
         yield Exchange([packed.values[each][window] for each in runs], arrived)
         begin = own.start + window.start
         part = slice(begin, begin + mine.size)
@@ -82,7 +83,7 @@ def gather_runs(rank: int, flat: np.ndarray, runs: Sequence[slice], total: np.nd
         mine = total[window]
         with np.errstate(all="ignore"):
             sent = back.pack(mine, [slice(0, mine.size)]).values
-        arrived = pieces if back.is_exact else [np.empty(piece.size, sent.dtype) for piece in pieces]
+        arrived = pieces if back.is_exact else [buffers.empty((piece.size,), sent.dtype) for piece in pieces]
         yield Exchange([sent] * size, arrived)
         for piece, values in zip(pieces, arrived, strict=True):
             if piece is not values:

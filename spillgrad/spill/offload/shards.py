@@ -205,8 +205,7 @@ class ShardReducer(BackwardBuckets):
                 if alone is None:
                     bucket.put(place, grad.array)
                 self._parameter(place).grad = None
-        if bucket.flat is None:
-            bucket.flat = np.zeros(bucket.size, bucket.dtype)
+        bucket.complete()
         return held
 
     def _words(self, before: Sequence[Former | None]) -> str:
