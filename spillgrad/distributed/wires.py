@@ -102,13 +102,13 @@ class Wire:
         """Return the numbers that have arrived as `values`."""
         return values
 
-    def packed_bytes(self, nbytes: int) -> int:
-        """Return the most bytes that packing a gradient of `nbytes` takes; 0 if it travels as it is."""
+    def packed_bytes(self, nbytes: int, tensors: int = 1) -> int:
+        """Return the most bytes that packing gradients of `nbytes` takes; 0 if they travel as they are."""
         return 0
 
 
 class _Bfloat16(Wire):
-    """Numbers are rounded to bfloat16, to nearest, ties to even."""
+    """Numbers are rounded to bfloat16, to nearest, ties to even; beyond 3.39e38, they become infinite."""
 
     name = "bfloat16"
     value_bytes = 2.0
@@ -119,7 +119,7 @@ class _Bfloat16(Wire):
     def unpack(self, values: np.ndarray, scales: Scales | None) -> np.ndarray:
         return _converted(values, np.dtype(np.float32))
 
-    def packed_bytes(self, nbytes: int) -> int:
+    def packed_bytes(self, nbytes: int, tensors: int = 1) -> int:
         return nbytes // 2
 
 
@@ -163,8 +163,9 @@ class _Int8(Wire):
             numbers[edges[0] : edges[-1]] *= scales.scales[first : first + _BLOCKS_AT_ONCE].repeat(np.diff(edges))
         return numbers
 
-    def packed_bytes(self, nbytes: int) -> int:
-        return int(nbytes * self.value_bytes / 4) + 4 + 8 * (nbytes // 4 // _BLOCK + 1)
+    def packed_bytes(self, nbytes: int, tensors: int = 1) -> int:
+        blocks = nbytes // 4 // _BLOCK + tensors
+        return nbytes // 4 + 4 * blocks + 8 * (blocks + 1)
 
 
 def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -179,7 +180,7 @@ WIRES: dict[str, Wire] = {wire.name: wire for wire in (EXACT, _Bfloat16(), _Int8
 
 def wire_named(name: str, who: str) -> Wire:
     """Return the format of a name. Raises ArgumentError for other names; `who` says whose argument it is."""
-    if name not in WIRES:
+    if not isinstance(name, str) or name not in WIRES:
         raise ArgumentError(f"{who}: got wire={name!r}; wanted {', '.join(map(repr, WIRES))}")
     return WIRES[name]
 

@@ -151,7 +151,8 @@ class disk_offload(OffloadOwner):
     every parameter, and gets the other parts from the others. All call `save_checkpoint`; the first one writes it, and
     any number of processes can load it. With `step_in_backward`, updates follow when backward ends. Gradients and state
     are `ShardedTensor` objects: ``shard`` is this process's part, and ``full_tensor()``, called by all, the whole. The
-    optimizer, and a model that has gradients, cannot be copied or pickled then.
+    optimizer, and a model that has gradients, cannot be copied or pickled then. The same holds for one process with a
+    `wire` of fewer bits.
 
     Examples
     --------

@@ -21,7 +21,6 @@ from spillgrad.distributed.protocol import Steps
 from spillgrad.distributed.wires import Wire
 from spillgrad.errors import GraphError
 from spillgrad.nn.parallel.gradient_sums import Former, reduce_gradients
-from spillgrad.ops.creation import from_numpy
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
@@ -32,7 +31,7 @@ _FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 _SENT_IN_THE_TIME_OF_A_BUCKET = 600 << 10
 _LEAST_BUCKET_BYTES = 1 << 20
 # In a later backward of a step, the sums of buckets under way are copies, of which there are at most so many bytes.
-_MOST_COPIES_BYTES = 64 << 20
+MOST_COPIES_BYTES = 64 << 20
 # With many processes, smaller pieces of a bucket would take less time to send than their messages take to prepare.
 _PIECE_BYTES = 64 << 10
 
@@ -53,6 +52,7 @@ class Bucket:
         """Forget what was reduced."""
         self.waits_for = set(self.places)
         self.flat: np.ndarray | None = None
+        self.own: set[int] = set()  # the parameters whose gradients are in `flat` alone
         self.present = np.zeros(len(self.places), bool)
         self.work: Work | None = None
         self.found: np.ndarray = self.present  # which gradients any process has, when the work has ended
@@ -268,25 +268,24 @@ class BackwardBuckets:
 class _Exact:
     """The exact sums of this rank's part of a bucket, where sums travel back rounded: a later backward adds to these.
 
-    They count as long as the rounded sums are the parameters' gradients, and nobody changes them.
+    They count as long as the parameters' gradients are the rounded sums.
     """
 
     def __init__(self, count: int, dtype: np.dtype) -> None:
         self.total = np.zeros(count, dtype)
-        self._rounded: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._digests: dict[int, int] = {}
 
-    def keep(self, place: int, grad: Tensor) -> None:
-        """Note that a gradient is the rounded sum."""
-        self._rounded[place] = weakref.ref(grad), grad._version
+    def keep(self, place: int, rounded: np.ndarray) -> None:
+        """Note what the rounded sum of a parameter is."""
+        self._digests[place] = _digest(rounded)
 
-    def has(self, place: int, grad: Tensor) -> bool:
-        """Return whether a gradient is the rounded sum."""
-        reference, version = self._rounded.get(place, (None, 0))
-        return reference is not None and reference() is grad and grad._version == version
+    def has(self, place: int, grad: np.ndarray) -> bool:
+        """Return whether a gradient is the rounded sum. Versions would miss what is written to `grad.numpy()`."""
+        return place in self._digests and self._digests[place] == _digest(grad)
 
     def forget(self) -> None:
-        """Note that the sum is about to change."""
-        self._rounded.clear()
+        """Note that the sums are about to change."""
+        self._digests.clear()
 
 
 class GradientReducer(BackwardBuckets):
@@ -298,26 +297,31 @@ class GradientReducer(BackwardBuckets):
         self._under_way: collections.deque[Bucket] = collections.deque()
 
     def _refuses_more(self, grad: Tensor) -> bool:
-        return self.divisor != self.group.size()
+        return self.divisor != self.group.size() or not self.wire.is_exact
 
     def _hold(self, bucket: Bucket, place: int) -> None:
         parameter = self._parameter(place)
         grad = parameter.grad
         if grad is None:  # an earlier hook has taken it
             return
-        # Nothing else has the memory of a gradient: the sum may be made there, or in a copy that takes its place.
-        is_replaceable = grad.device is CPU and not grad.requires_grad and grad._storage.keeper is None
-        if is_replaceable and bucket.places == [place] and grad.array.flags.c_contiguous:
+        # If nothing else sees this gradient, the sum may be made in its memory, or in a copy that takes its place.
+        is_own = grad.device is CPU and not grad.requires_grad and grad._storage.keeper is None
+        is_own = is_own and len(parameter.__dict__["_post_accumulate_hooks"]) == 1
+        if is_own and bucket.places == [place] and grad.array.flags.c_contiguous:
             bucket.lend(grad.array)
-            return
-        copy = bucket.put(place, grad.array)
-        if is_replaceable:
-            parameter.grad = Tensor.wrap(copy.reshape(parameter.shape))
+        else:
+            copy = bucket.put(place, grad.array)
+            if is_own:
+                parameter.grad = Tensor.wrap(copy.reshape(parameter.shape))
+        if is_own:
+            bucket.own.add(place)
 
     def _send(self, bucket: Bucket, number: int) -> None:
         for place in bucket.waits_for & self._local:
             self._hold(bucket, place)
         group, flat = self.group, bucket.complete()
+        for place in bucket.own:  # until the sum is there, nobody may see it, even if backward fails
+            self._parameter(place).grad = None
         runs = cut(bucket.size, group.size())
         own = runs[group.rank()]
         exact = self._exact.get(id(bucket))
@@ -325,13 +329,13 @@ class GradientReducer(BackwardBuckets):
             exact = self._exact[id(bucket)] = _Exact(own.stop - own.start, bucket.dtype)
         formers = [self._former(place) for place in bucket.places]
         shown = [
-            None if grad is None else Former(part.start, np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1))
+            None if grad is None else Former(part.start, _flat_on_host(grad))
             for grad, part in zip(formers, bucket.parts, strict=True)
         ]
         before = list(shown)
         if exact is not None:
-            for index, (place, grad, part) in enumerate(zip(bucket.places, formers, bucket.parts, strict=True)):
-                if grad is not None and exact.has(place, grad):
+            for index, (place, former, part) in enumerate(zip(bucket.places, shown, bucket.parts, strict=True)):
+                if former is not None and exact.has(place, former.array):
                     start, stop = max(part.start, own.start), min(part.stop, own.stop)
                     before[index] = Former(start, exact.total[start - own.start : max(start, stop) - own.start])
             exact.forget()
@@ -342,7 +346,7 @@ class GradientReducer(BackwardBuckets):
         self._begin(bucket, number, shown, steps)
         self._under_way.append(bucket)
         del flat, total, shown, before, formers, steps
-        self._finish_all_but(_MOST_COPIES_BYTES)
+        self._finish_all_but(MOST_COPIES_BYTES)
 
     def _words(self, before: Sequence[Former | None]) -> str:
         """Return words that differ if processes have different gradients, too."""
@@ -358,6 +362,8 @@ class GradientReducer(BackwardBuckets):
             self._finish_first()
 
     def _forget(self) -> None:
+        for bucket in self._under_way:  # the exact sums of these still change
+            self._exact.pop(id(bucket), None)
         self._under_way.clear()
         super()._forget()
 
@@ -376,7 +382,7 @@ class GradientReducer(BackwardBuckets):
             size * bucket.dtype.itemsize
             for bucket in self._under_way
             for place, size in zip(bucket.places, bucket.sizes, strict=True)
-            if self._before.get(place) is not None
+            if self._before.get(place) is not None or self._parameter(place).grad is not None
         )
 
     def _finish_first(self) -> None:
@@ -392,24 +398,28 @@ class GradientReducer(BackwardBuckets):
                 self._parameter(place).grad = self._before[place]
             grad, exact = self._parameter(place).grad, self._exact.get(id(bucket))
             if grad is not None and exact is not None:
-                exact.keep(place, grad)
+                exact.keep(place, _flat_on_host(grad))
 
     def _put(self, place: int, values: np.ndarray) -> None:
         parameter = self._parameter(place)
         grad = self._before.get(place)
         if grad is None:
             grad = parameter.grad
-        if grad is not None and np.may_share_memory(grad.array, values):  # the sum was made there
-            grad._storage.count_change()
-            parameter.grad = grad
-            return
         with no_grad():
-            result = from_numpy(values).reshape(parameter.shape)
+            result = Tensor.wrap(values.reshape(parameter.shape))
             if grad is None:
-                grad = result.to(parameter.device, copy=True)
+                grad = result.to(parameter.device)
             else:
                 grad.copy_(result)
         parameter.grad = grad
+
+
+def _flat_on_host(grad: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(moved(grad.array, CPU)).reshape(-1)
+
+
+def _digest(array: np.ndarray) -> int:
+    return xxhash.xxh3_64_intdigest(array.view(np.uint8).data)
 
 
 # What the hooks of parameters call, as long as the reducer lives.

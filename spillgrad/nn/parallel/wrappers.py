@@ -57,6 +57,9 @@ class DistributedDataParallel(Module):
     options are accepted. Sums are made in the order of the ranks, so that they are the bits of one process that runs
     all batches one after the other; see `set_gradient_divide_factor`.
 
+    The gradients of a bucket share its memory: keep a copy of one, such as ``grad.clone()``, where the rest is to be
+    freed.
+
     `wire` is the format in which float32 gradients travel. With "bfloat16", half as many bytes do: each backward's
     gradient is rounded to bfloat16, the sums are made in float32, and each sum is rounded once more for the way back.
     With "int8", three eighths do: each gradient is rounded to 255 levels that 128 neighbours share, and the sums to
@@ -152,7 +155,7 @@ class DistributedDataParallel(Module):
 
         Raises UnsupportedError for several.
         """
-        if enable and self._reducer is not None:
+        if enable and self.process_group.size() > 1:
             raise UnsupportedError("join: give all processes the same number of batches, as DistributedSampler does")
         yield
 
@@ -161,7 +164,7 @@ class DistributedDataParallel(Module):
 
         Raises UnsupportedError for several.
         """
-        if self._reducer is not None:
+        if self.process_group.size() > 1:
             raise UnsupportedError(
                 "register_comm_hook: the reduction of gradients calls no hooks; to send fewer bytes, create the "
                 'DistributedDataParallel with wire="bfloat16"'

@@ -136,14 +136,14 @@ def part_bytes(nbytes: int, itemsize: int, ranks: int) -> int:
     return min(nbytes, -(-nbytes // (chunk_bytes * ranks)) * chunk_bytes)
 
 
-def reduced_bytes(whole: int, part: int, sharing: Sharing) -> tuple[int, int, int]:
+def reduced_bytes(whole: int, part: int, sharing: Sharing, tensors: int = 1) -> tuple[int, int, int]:
     """Return what adding up gradients takes: the gradients, a process's part of the sum, and what arrives for it.
 
-    Gradients that travel in fewer bits are there twice, and so is what arrives.
+    Gradients of several `tensors` may be added up together. In fewer bits, they are there twice; so is what arrives.
     """
     packed_bytes = sharing.wire.packed_bytes
-    arrives = min(at_once_bytes(sharing.ranks), (part + packed_bytes(part)) * sharing.ranks)
-    return whole + packed_bytes(whole), part, arrives
+    arrives = min(at_once_bytes(sharing.ranks), (part + packed_bytes(part, tensors)) * sharing.ranks)
+    return whole + packed_bytes(whole, tensors), part, arrives
 
 
 class DiskNeed(NamedTuple):
@@ -227,5 +227,5 @@ def _of_sums(framework: Framework, model: Any, sharing: Sharing) -> Iterator[Nee
             yield Need(
                 nbytes,
                 f"the gradient of {name} needs {format_bytes(nbytes)} when it is added up: {format_bytes(own_bytes)} "
-                "itself, and the parts that arrive from other processes",
+                "itself, and the parts that arrive",
             )

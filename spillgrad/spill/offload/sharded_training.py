@@ -60,7 +60,8 @@ class ShardedTraining(OffloadedTraining):
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         if not trained:
             raise DistributedError(
-                "disk_offload: got a model without parameters that require gradients; give shard=None"
+                "disk_offload: got a model without parameters that require gradients; give shard=None and "
+                'wire="float32"'
             )
         require_same_modules("disk_offload", self.group, trained, tensors)
         self._share_first_values([tensor for _, tensor in tensors])
@@ -115,9 +116,9 @@ class ShardedTraining(OffloadedTraining):
     def take_optimizer(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, FormulaOptimizer):
             raise UnsupportedError(
-                f"disk_offload: got {type(optimizer).__name__}, whose updates need whole parameters, with "
-                f"{self.group.size()} processes, each of which updates a part; give another optimizer, such as AdamW, "
-                'or shard=None and wire="float32"'
+                f"disk_offload: got {type(optimizer).__name__}, whose updates need whole parameters, where each of "
+                f"{self.group.size()} processes updates a part; give another optimizer, such as AdamW, or shard=None "
+                'and wire="float32"'
             )
         super().take_optimizer(optimizer)
 

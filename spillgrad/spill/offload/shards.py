@@ -149,7 +149,7 @@ class ShardReducer(BackwardBuckets):
         alone = self._alone(bucket)
         whole_bytes = bucket.size * itemsize
         sharing = Sharing(group.size(), self.wire.of(bucket.dtype))
-        made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, sharing))
+        made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, sharing, len(bucket.places)))
         used_bytes = made_bytes + count * itemsize  # with the sum that was there
         self._finish_all_but(_MOST_UNDER_WAY, max(0, self._residents.store.ram_budget - used_bytes))
         if alone is not None and alone.storage.offloaded:  # the store counts it

@@ -13,7 +13,7 @@ from spillgrad.distributed import traffic
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
-from spillgrad.nn.parallel.gradient_reducer import bucket_places, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES, bucket_places, default_bucket_bytes
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.predict import Whole
@@ -174,8 +174,8 @@ def _step(
     computing_s = max(forward) + max(backward) + max(update)
     step_s = max(forward) + rounds * backward_s + max(update) + after_s
     per_round, per_step = traffic.total(of_round), traffic.total(of_step)
-    # The gradients that travel are copies of the parameters' gradients. Where they are rounded, exact sums are kept.
-    copies_bytes = 0 if size == 1 or is_sharded else whole.trained_bytes
+    # In later rounds, sums are beside the gradients that were there. Where they are rounded, exact sums are kept.
+    copies_bytes = 0 if size == 1 or is_sharded or rounds == 1 else min(whole.trained_bytes, MOST_COPIES_BYTES)
     copies_bytes += 0 if is_sharded or wire.is_exact else -(-whole.trained_bytes // size)
     per_s = batches / step_s
     return Scaling(

@@ -76,10 +76,10 @@ weight = parallel.module.weight
 for x, rounded_sum in ((1.0, 1.0), (2**-8, 1.0), (2**-7, 1 + 2**-6)):  # both sums lie halfway, and end even
     parallel(sg.tensor([[x if rank == 0 else 0.0]])).sum().backward()
     assert weight.grad.item() == rounded_sum
-with sg.no_grad():
-    weight.grad.fill_(3.0)
-parallel(sg.tensor([[1.0 if rank == 0 else 0.0]])).sum().backward()
-assert weight.grad.item() == 4.0
+for act in (lambda: weight.grad.numpy().fill(3.0), lambda: setattr(weight.grad, "data", sg.tensor([[3.0]]))):
+    act()
+    parallel(sg.tensor([[1.0 if rank == 0 else 0.0]])).sum().backward()
+    assert weight.grad.item() == 4.0
 
 # PyTorch's own way: the average over processes, of sums that each made under no_sync.
 model = nn.Linear(8, 8)
@@ -102,6 +102,30 @@ for term in sums[1:]:
     total = total + term
 assert model.weight.grad.numpy().tobytes() == total.tobytes()
 
+# While a sum is under way, nobody sees its memory: neither a hook, nor who goes on after a backward that fails.
+large = nn.Linear(1000, 1000, bias=False)
+parallel = DistributedDataParallel(large)
+parallel.set_gradient_divide_factor(1)
+kept = []
+handle = large.weight.register_post_accumulate_grad_hook(lambda param: kept.append(param.grad))
+
+
+def change(param):
+    param.grad.mul_(0.5)
+
+
+handle_of_change = large.weight.register_post_accumulate_grad_hook(change)
+parallel(sg.ones(2, 1000)).sum().backward()
+assert large.weight.grad[0, 0].item() == (2 * size if size > 1 else 1)
+handle.remove()
+handle_of_change.remove()
+first = DistributedDataParallel(large)
+first.set_gradient_divide_factor(1)
+large.zero_grad()
+(first(sg.ones(2, 1000)) + parallel(sg.ones(2, 1000))).sum().backward()
+assert large.weight.grad[0, 0].item() == 4 * size
+del first
+
 # A backward that fails leaves nothing that a later one would add.
 model = nn.Linear(4, 4)
 parallel = DistributedDataParallel(model)
@@ -119,6 +143,24 @@ class Fails(sg.autograd.Function):
         raise ZeroDivisionError
 
 
+parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 300_000), nn.Linear(300_000, 1)), wire="int8")
+parallel.set_gradient_divide_factor(1)
+for _ in range(2):
+    parallel(sg.ones(2, 4)).sum().backward()
+    parallel.zero_grad()
+for _ in range(3):
+    try:
+        parallel(Fails.apply(sg.ones(2, 4, requires_grad=True))).sum().backward()
+        raise AssertionError("it does not fail")
+    except ZeroDivisionError:
+        parallel.zero_grad(set_to_none=False)
+parallel(sg.ones(2, 4)).sum().backward()
+assert parallel.module[1].bias.grad.item() == 2.0 * size
+
+parallel = DistributedDataParallel(model)
+parallel.set_gradient_divide_factor(1)
+parallel.zero_grad()
+parallel(sg.ones(2, 4)).sum().backward()
 try:
     (model.weight.sum() + Fails.apply(parallel(sg.ones(2, 4))).sum()).backward()
     raise AssertionError("it does not fail")

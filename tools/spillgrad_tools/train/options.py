@@ -55,7 +55,8 @@ class TrainOptions:
     """The options of `spillgrad train`: `settings` holds those named on the command line, by field of TrainSettings.
 
     The other fields are places and limits. They change no number of the run, but for a lossy `codec`, which changes
-    gradients, and another `device`, which rounds differently.
+    gradients, another `device`, which rounds differently, and `offload` with a `wire` of fewer bits, whose sums it
+    leaves exact.
     """
 
     settings: dict[str, Any]
