@@ -94,7 +94,8 @@ def test_a_plan_knows_the_traffic_of_an_offloaded_model(
     # A store writes ahead of need, and more so where other programs hold it up: some arrays die right after.
     assert 0.75 <= written / expected.written_bytes <= 1.5
     assert 0.75 <= read / expected.read_bytes <= 1.3
-    assert after.peak_disk_bytes <= 1.2 * expected.disk_bytes
+    # The plan expects half of the budget not to be written ahead; a store that is held up writes all that is live.
+    assert after.peak_disk_bytes <= 1.2 * (expected.disk_bytes + budget // 2)
 
 
 # Each tensor of 64 KiB and more goes back to the system when it dies, so that the system counts what is used.
