@@ -40,6 +40,8 @@ class Storage:
     view_of: Callable[[Any], Any]
     put_away: Callable[[Any], None]  # moves a gradient of the leaf to the store
     hold: Callable[[Any], None]  # keeps an object until the running module has ended
+    # The same values as a `ShardedTensor`, if each process has only a part of them, and the whole while it is used.
+    in_parts: Any = None
     # The object that must copy the present values before the next change; see `allow_mutation_on_saved_tensors`.
     keeper: Callable[[], Any] | None = None  # a weak reference
     # Where the copy of this storage lies in an array that small storages share; see `small_tensors`.

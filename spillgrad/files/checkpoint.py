@@ -119,7 +119,15 @@ def save_checkpoint(
     group = None if optimizer is None else optimizer.step_context.group
     of_optimizer = None if optimizer is None else optimizer_state.split(optimizer)
     of_tensors = {} if of_optimizer is None else of_optimizer[1]
-    shared = [tensor for tensor in of_tensors.values() if isinstance(tensor, ShardedTensor)]
+    tensors, others = _unique_state(model)
+    if trainable_only:
+        frozen = _frozen(model)
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
+    for name, tensor in tensors.items():
+        in_parts = tensor._storage.in_parts
+        tensors[name] = tensor if in_parts is None else in_parts
+    shared = [tensor for tensor in (*of_tensors.values(), *tensors.values()) if isinstance(tensor, ShardedTensor)]
+    group = shared[0].group if shared else group
     if group is not None and group.rank() != 0:
         return Path(answer(group, shared))
     with contextlib.nullcontext() if group is None else asking(group, shared) as asked:
@@ -127,10 +135,6 @@ def save_checkpoint(
         max_shard_bytes = parse_bytes(max_shard_size)
         if max_shard_bytes < 1:
             raise ArgumentError(f"save_checkpoint: got max_shard_size {max_shard_size!r}; it must be at least one byte")
-        tensors, others = _unique_state(model)
-        if trainable_only:
-            frozen = _frozen(model)
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
         sets = {MODEL: tensors}
         state: dict[str, Any] = {
             "step": step,

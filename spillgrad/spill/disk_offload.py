@@ -13,11 +13,13 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
+from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.needs import Needs, Sharing
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import StoreStats
 
@@ -73,9 +75,10 @@ class disk_offload(OffloadOwner):
         beyond the budget until the disk accepts them again.
     keep_journal : str or path, optional
         File for the journal, which `spillgrad inspect` reads; see `save_on_disk`.
-    shard : "state" or None, default "state"
+    shard : {"state", "all"} or None, default "state"
         What the processes of a group share, if `spillgrad.distributed` has one: with "state", they train together. Each
-        has all parameters on its disk, and a part of every gradient and of the optimizer's state. With None, this
+        has all parameters on its disk, and a part of every gradient and of the optimizer's state. With "all", each has
+        only a part of every large parameter, too, and gets the other parts when it uses the parameter. With None, this
         process trains alone.
     process_group : ProcessGroup, optional
         The processes; all, by default.
@@ -154,6 +157,12 @@ class disk_offload(OffloadOwner):
     optimizer, and a model that has gradients, cannot be copied or pickled then. The same holds for one process with a
     `wire` of fewer bits.
 
+    **Parameters in parts.** With ``shard="all"``, parameters of at least 64 KiB for each process are in parts. They
+    travel three times in a step instead of once, so this is for small disks and fast networks. All processes use the
+    same parameters in the same order, also when they evaluate, generate or read weights; otherwise all raise
+    DistributedError. A process without a batch calls `contribute_nothing`, which repeats the uses of its last one. A
+    function that builds the model runs with the first process's random state.
+
     Examples
     --------
     >>> import spillgrad as sg
@@ -186,7 +195,6 @@ class disk_offload(OffloadOwner):
 
     _framework = FRAMEWORK
     _optimizer_class = Optimizer
-    _kind_of_residents = TensorResidents
     _copied_instead = "the model and the optimizer, which are in RAM then, or use save_checkpoint()"
     _residents: TensorResidents
     _training: OffloadedTraining
@@ -209,12 +217,12 @@ class disk_offload(OffloadOwner):
         process_group: ProcessGroup | None = None,
         wire: str = "float32",
     ) -> None:
-        if shard not in ("state", None):
-            raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state' or None")
+        if shard not in ("state", "all", None):
+            raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
         self._device_budget = device_budget
         together = shard is not None and (process_group is not None or is_initialized())
         group = member(process_group) if together else ProcessGroup("alone")
-        self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"))
+        self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"), shard == "all")
         self._group = group if self._sharing.sums else None
         super().__init__(
             model,
@@ -229,8 +237,18 @@ class disk_offload(OffloadOwner):
             keep_journal=keep_journal,
         )
 
-    def _offloading_what_is_registered(self, residents: TensorResidents) -> contextlib.AbstractContextManager[None]:
-        return offloading_what_is_registered(residents)
+    def _residents_of(self, store: DiskStore) -> TensorResidents:
+        if self._group is None or not self._sharing.cuts_parameters:
+            return TensorResidents(store)
+        return GatheringResidents(store, self._group, self._sharing)
+
+    @contextlib.contextmanager
+    def _offloading_what_is_registered(self, residents: TensorResidents) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if isinstance(residents, GatheringResidents):
+                stack.enter_context(residents.building())
+            stack.enter_context(offloading_what_is_registered(residents))
+            yield
 
     def _require_free(self, model: Module, residents: TensorResidents | None) -> None:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import functools
+import math
 import os
 import time
 import weakref
@@ -35,6 +37,19 @@ from spillgrad.storage.tiered_store import TieredStore
 from spillgrad_kernels.memory import buffers
 
 protect(__name__.rpartition(".")[0])
+
+
+class _Counted(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to an array that a caller has made, whose bytes count until it dies."""
+
+    __slots__ = ("all", "end")
+    all: "dict[int, _Counted]"  # holds this by its id
+    end: Callable[[], None]
+
+    def drop(self) -> None:
+        """Stop counting. Called with the store's lock held, when the array has died."""
+        del self.all[id(self)]
+        self.end()
 
 
 class DiskStore(TieredStore[DiskEntry]):
@@ -168,6 +183,7 @@ class DiskStore(TieredStore[DiskEntry]):
         self._loader = Loader(self._state, coding)
         self._full_disk = FullDisk(self._state, on_full)
         self._room = Room(self._state, self._full_disk)
+        self._counted: dict[int, _Counted] = {}
         self._prefetcher = Prefetcher(self._state, self._loader, self._room)
         self._writer = Writer(self._state, self._segments, self._prefetcher, self._room, self._full_disk, coding)
         self._state.on_step = self._segments.note_step
@@ -655,6 +671,30 @@ class DiskStore(TieredStore[DiskEntry]):
             The array, in memory of the buffer pool.
         """
         return buffers.empty(shape, dtype)
+
+    def counted_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an uninitialized array, whose bytes count until its last alias dies; first wait as in `room`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The shape of the array.
+        dtype : dtype
+            The type of its elements.
+
+        Returns
+        -------
+        ndarray
+            The array, in memory of the buffer pool.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        with self._state.lock:
+            room = self._begin_room(nbytes)
+            array = buffers.empty(shape, dtype)
+            counted = _Counted(array, self._state.posted.append)
+            counted.end, counted.all = functools.partial(self._state.tier.end_room, nbytes, room), self._counted
+            self._counted[id(counted)] = counted
+        return array
 
     def _wait_for_room(
         self, nbytes: int, label: Label, dtype: np.dtype[Any] | None, raises: bool = True

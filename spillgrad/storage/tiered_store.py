@@ -178,16 +178,18 @@ class TieredStore(Generic[E]):
         """
         state = self._state
         with state.lock:
-            state.require_open("room")
-            self._wait_for_room(nbytes, Label(op="room"), None)
-            state.tier.reserve(nbytes, pinned=True)
-            room = state.tier.schedule.begin_room(nbytes)
+            room = self._begin_room(nbytes)
         try:
             yield
         finally:
             with state.lock:
-                state.tier.schedule.end_room(room)
-                state.tier.unreserve(nbytes, pinned=True)
+                state.tier.end_room(nbytes, room)
+
+    def _begin_room(self, nbytes: int) -> Any:
+        """Wait for room, and count it; return what `end_room` of the tier takes. Called with the lock held."""
+        self._state.require_open("room")
+        self._wait_for_room(nbytes, Label(op="room"), None)
+        return self._state.tier.begin_room(nbytes)
 
     def watch(self, handle: Handle, array: np.ndarray, watcher: Watcher, instead_of: object) -> Any:
         """Ask a watcher, before an array is handed out again, whether the array is unchanged.

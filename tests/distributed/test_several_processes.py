@@ -30,12 +30,28 @@ def test_training_by_several_processes_has_the_bits_of_one(processes):
     assert len(re.findall("has the same bits", ran.output)) == processes
 
 
+@pytest.mark.parametrize("shard", ["state", "all"])
 @pytest.mark.parametrize("processes", numbers(2, 4, always=(3,)))
-def test_offloaded_training_by_several_processes_has_the_bits_of_one(processes, tmp_path):
-    ran = launch(processes, "sharded_offload.py", tmp_path)
+def test_offloaded_training_by_several_processes_has_the_bits_of_one(processes, shard, tmp_path):
+    ran = launch(processes, "sharded_offload.py", tmp_path, shard)
     assert ran.status == 0, ran.errors
     assert len(re.findall("the bits of one process", ran.output)) == processes
     assert not list(tmp_path.glob("rank*/*"))
+
+
+@pytest.mark.parametrize("processes", numbers(2, 4, always=(3,)))
+def test_parameters_in_parts_are_used_as_others(processes, tmp_path):
+    ran = launch(processes, "parameters_in_parts.py", tmp_path)
+    assert ran.status == 0, ran.errors
+    assert len(re.findall("in parts", ran.output)) == processes
+    assert not list(tmp_path.glob("rank*/*"))
+
+
+def test_a_process_that_uses_a_parameter_in_parts_alone_is_told_so(tmp_path):
+    ran = launch(2, "parameters_in_parts.py", tmp_path, "alone")
+    assert ran.status != 0
+    told = r"rank 0: weight \(5120 float32\), parameters_in_parts.py:\d+; rank 1: barrier, parameters_in_parts.py:\d+"
+    assert re.search(told, ran.errors), ran.errors
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,14 @@ def test_the_checkpoint_is_that_of_one_process(processes: int, alone: Path, tmp_
     assert not list((tmp_path / "spill").glob("run-*"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [
         ["--wire", "bfloat16"],
-        pytest.param(["--wire", "int8"], marks=pytest.mark.exhaustive),
-        pytest.param(["--wire", "bfloat16", "--offload"], marks=pytest.mark.exhaustive),
-        pytest.param(["--wire", "int8", "--offload"], marks=pytest.mark.exhaustive),
+        ["--wire", "int8"],
+        ["--wire", "bfloat16", "--offload"],
+        ["--wire", "int8", "--offload", "--shard", "all"],
     ],
     ids=" ".join,
 )
@@ -92,11 +93,12 @@ def test_any_number_of_processes_goes_on_where_another_number_stopped(
     assert in_stages(tmp_path, (3, 1, 4), "--ram-budget", "1MiB") == alone_in_stages
 
 
-@pytest.mark.exhaustive
-def test_so_does_an_offloaded_training_whose_checkpoint_has_the_whole_state(
-    alone_in_stages: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("shard", [pytest.param("state", marks=pytest.mark.exhaustive), "all"])
+def test_so_does_an_offloaded_training_whose_checkpoint_is_whole(
+    shard: str, alone_in_stages: dict[str, bytes], tmp_path: Path
 ):
-    assert in_stages(tmp_path, (3, 1, 2), "--offload", "--ram-budget", "6MiB") == alone_in_stages
+    options = ("--offload", "--ram-budget", "6MiB", "--shard", shard)
+    assert in_stages(tmp_path, (3, 1, 2), *options) == alone_in_stages
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from spillgrad.interop.torch.building import (
 from spillgrad.interop.torch.optimizer import offloaded_class, require_optimizer
 from spillgrad.interop.torch.training import FRAMEWORK, OffloadedTraining, TorchResidents
 from spillgrad.spill.offload.owner import OffloadOwner
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store_owner import MIN_BYTES
 
 
@@ -138,10 +139,12 @@ class disk_offload(OffloadOwner):
 
     _framework = FRAMEWORK
     _optimizer_class = torch.optim.Optimizer
-    _kind_of_residents = TorchResidents
     _hands_gradients_over = True
     _copied_instead = "model.state_dict() and optimizer.state_dict()"
     _residents: TorchResidents
+
+    def _residents_of(self, store: DiskStore) -> TorchResidents:
+        return TorchResidents(store)
 
     def _offloading_what_is_registered(self, residents: TorchResidents) -> contextlib.AbstractContextManager[None]:
         return offloading_what_is_registered(residents)

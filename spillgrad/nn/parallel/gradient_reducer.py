@@ -5,8 +5,8 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -104,11 +104,14 @@ class BackwardBuckets:
         The most bytes that are sent together, but for larger gradients.
     wire : Wire
         The format in which gradients travel.
+    goes_alone : callable, optional
+        Returns whether the gradient of a parameter is in a bucket of its own.
     """
 
     def __init__(
-        self, who: str, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int, wire: Wire
-    ) -> None:
+        self, who: str, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int, wire: Wire,
+        goes_alone: Callable[[Tensor], bool] = lambda parameter: False,
+    ) -> None:  # fmt: skip
         self.group = group
         self.wire = wire
         self.divisor = float(group.size())
@@ -117,7 +120,7 @@ class BackwardBuckets:
         self._names = [name for name, _ in named]
         parameters = [parameter for _, parameter in named]
         self._references = [weakref.ref(parameter) for parameter in parameters]  # the parameters outlive this
-        self._buckets = _buckets(parameters, bucket_bytes)
+        self._buckets = _buckets(parameters, bucket_bytes, goes_alone)
         self._bucket_of = {place: bucket for bucket in self._buckets for place in bucket.places}
         self._before: dict[int, Tensor | None] = {}  # gradients that were there, the same in all processes
         self._local: set[int] = set()  # gradients that were added up in this process alone
@@ -146,9 +149,18 @@ class BackwardBuckets:
         """Leave what backward adds in this process."""
         self._is_armed = False
 
-    def contribute_nothing(self) -> None:
-        """Take part in the sums of a backward that other processes run."""
+    def contribute_nothing(self, filled: Iterable[Bucket] = ()) -> None:
+        """Take part in the sums of a backward that other processes run.
+
+        Buckets are sent as early as these processes send them if `filled` yields them when they fill them.
+        """
         self._forget()
+        ready: set[int] = set()
+        for bucket in filled:
+            ready.add(id(bucket))
+            while self._next < len(self._buckets) and id(self._buckets[self._next]) in ready:
+                self._send(self._buckets[self._next], self._next)
+                self._next += 1
         self._end()
 
     def set_aside(self, place: int, parameter: Tensor) -> None:
@@ -183,8 +195,12 @@ class BackwardBuckets:
         bucket.waits_for.discard(place)
         if not bucket.waits_for:
             self._filled.append(self._buckets.index(bucket))
+            self._note_filled(bucket)
         self._hold(bucket, place)
         self._send_ready()
+
+    def _note_filled(self, bucket: Bucket) -> None:
+        """No-op hook for subclasses: called when backward has all gradients of a bucket."""
 
     def _refuses_more(self, grad: Tensor) -> bool:
         """Return whether `grad`, a sum over all processes, cannot be added to in this process alone."""
@@ -440,8 +456,10 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[Bucket]:
-    kinds = [(parameter.numpy_dtype, parameter.nbytes) for parameter in parameters]
+def _buckets(
+    parameters: Sequence[Tensor], bucket_bytes: int, goes_alone: Callable[[Tensor], bool]
+) -> list[Bucket]:  # fmt: skip
+    kinds = [Kind(parameter.numpy_dtype, parameter.nbytes, goes_alone(parameter)) for parameter in parameters]
     return [Bucket(places, parameters) for places in bucket_places(kinds, bucket_bytes)]
 
 
@@ -451,18 +469,29 @@ def default_bucket_bytes(total_bytes: int, ranks: int) -> int:
     return max(least_bytes, min(BUCKET_BYTES, math.isqrt(total_bytes * _SENT_IN_THE_TIME_OF_A_BUCKET)))
 
 
-def bucket_places(kinds: Sequence[tuple[np.dtype, int]], bucket_bytes: int) -> list[list[int]]:
-    """Put parameters, given by their dtypes and bytes, into buckets, the last one first, as backward reaches it first.
+class Kind(NamedTuple):
+    """What decides on the bucket of a parameter's gradient."""
+
+    dtype: np.dtype
+    nbytes: int
+    goes_alone: bool = False
+
+
+def bucket_places(kinds: Sequence[Kind], bucket_bytes: int) -> list[list[int]]:
+    """Put parameters into buckets, the last one first, as backward reaches it first.
 
     Return the parameters' numbers, bucket by bucket.
     """
     buckets: list[list[int]] = []
     filling: dict[Any, list[int]] = collections.defaultdict(list)
     for place in reversed(range(len(kinds))):
-        dtype, nbytes = kinds[place]
+        dtype, nbytes, goes_alone = kinds[place]
+        if goes_alone:
+            buckets.append([place])
+            continue
         places = filling[dtype]
         limit_bytes = bucket_bytes if buckets else min(_FIRST_BUCKET_BYTES, bucket_bytes)
-        if places and sum(kinds[other][1] for other in places) + nbytes > limit_bytes:
+        if places and sum(kinds[other].nbytes for other in places) + nbytes > limit_bytes:
             buckets.append(places)
             places = filling[dtype] = []
         places.append(place)

@@ -73,16 +73,28 @@ class Framework(NamedTuple):
         return self.is_compiled(module) or type(module).forward is not self.module.forward  # type: ignore[attr-defined]
 
 
+# Of smaller parameters, each process has the whole: their parts would take less time to send than to prepare.
+_LEAST_PART_BYTES = 64 << 10
+
+
 class Sharing(NamedTuple):
-    """How many processes share gradients and optimizer state, and the format in which gradients travel to be summed."""
+    """How many processes share gradients and optimizer state, and the format in which gradients travel to be summed.
+
+    With `cuts_parameters`, each process also has only a part of every large parameter.
+    """
 
     ranks: int = 1
     wire: Wire = EXACT
+    cuts_parameters: bool = False
 
     @property
     def sums(self) -> bool:
         """Whether gradients are added up apart from where backward leaves them."""
         return self.ranks > 1 or not self.wire.is_exact
+
+    def cuts(self, nbytes: int) -> bool:
+        """Return whether each process has only a part of a parameter of so many bytes."""
+        return self.cuts_parameters and self.ranks > 1 and nbytes >= self.ranks * _LEAST_PART_BYTES
 
 
 ALONE = Sharing()
@@ -124,7 +136,7 @@ def largest_need(
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
     forward are used one by one, unless the framework holds lists.
     """
-    needs = [*_of_layers(framework, model), *_of_updates(framework, model, optimizer, gradients, sharing.ranks)]
+    needs = [*_of_layers(framework, model, sharing), *_of_updates(framework, model, optimizer, gradients, sharing)]
     if sharing.sums:
         needs += _of_sums(framework, model, sharing)
     return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
@@ -159,21 +171,54 @@ class DiskNeed(NamedTuple):
         return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
 
 
-def disk_need(framework: Framework, model: Any, optimizer: Any, gradients: bool, ranks: int = 1) -> DiskNeed:
+def disk_need(
+    framework: Framework, model: Any, optimizer: Any, gradients: bool, sharing: Sharing = ALONE
+) -> DiskNeed:  # fmt: skip
     """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True.
 
-    Of gradients and state, each of several `ranks` has a part.
+    Of gradients and state, each of several processes has a part; of large parameters, as `sharing` says.
     """
     tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
     updated = [] if optimizer is None else framework.members(optimizer)
+    cut, ranks = _cut(framework, model, sharing), sharing.ranks
+    stored = (-(-framework.nbytes_of(tensor) // (ranks if id(tensor) in cut else 1)) for tensor in tensors)
     return DiskNeed(
-        sum(framework.nbytes_of(tensor) for tensor in tensors),
+        sum(stored),
         -(-sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) // ranks) if gradients else 0,
         -(-sum(framework.state_bytes_of(optimizer, *member) for member in updated) // ranks),
     )
 
 
-def _of_layers(framework: Framework, model: Any) -> Iterator[Need]:
+def _cut(framework: Framework, model: Any, sharing: Sharing) -> set[int]:
+    """Return the ids of the parameters of which each process has only a part."""
+    return {id(param) for _, param in model.named_parameters() if sharing.cuts(framework.nbytes_of(param))}
+
+
+def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[Need]:
+    cut = _cut(framework, model, sharing)
+    for path, tensors in _used_at_once(framework, model):
+        nbytes = sum(map(framework.nbytes_of, tensors))
+        parts = [
+            part_bytes(framework.nbytes_of(tensor), tensor.itemsize, sharing.ranks)
+            for tensor in tensors
+            if id(tensor) in cut
+        ]
+        text = f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}"
+        beside = f", and this process's part of one, {format_bytes(max(parts))}" if parts else ""
+        yield Need(nbytes + max(parts, default=0), text + beside)
+
+
+def largest_whole_bytes(framework: Framework, model: Any, sharing: Sharing) -> int:
+    """Return the most bytes of parameters of which each process has a part that one layer's call uses at once."""
+    cut = _cut(framework, model, sharing)
+    return max(
+        sum(framework.nbytes_of(tensor) for tensor in tensors if id(tensor) in cut)
+        for _, tensors in _used_at_once(framework, model)
+    )
+
+
+def _used_at_once(framework: Framework, model: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the tensors that one layer's call uses, and the layer's path."""
     # If a module has several paths, only the first path counts, with the modules around that path.
     modules = dict(model.named_modules())
     own = {
@@ -185,16 +230,17 @@ def _of_layers(framework: Framework, model: Any) -> Iterator[Need]:
         shared = [own[outer] for outer in around(path) if outer in modules and framework.runs(modules[outer])]
         is_at_once = framework.holds_lists or framework.runs(module)
         for used in [own[path]] if is_at_once else [[tensor] for tensor in own[path]]:
-            tensors = {id(tensor): tensor for some in (*shared, used) for tensor in some}.values()
-            nbytes = sum(map(framework.nbytes_of, tensors))
-            yield Need(nbytes, f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}")
+            yield path, list({id(tensor): tensor for some in (*shared, used) for tensor in some}.values())
 
 
 _GRADIENTS = (", as much for its gradient", ", as much for that clipped")
 _PARTS_OF_GRADIENTS = (", {} for this process's part of its gradient", ", as much for that clipped")
 
 
-def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int, ranks: int) -> Iterator[Need]:
+def _of_updates(
+    framework: Framework, model: Any, optimizer: Any, gradients: int, sharing: Sharing
+) -> Iterator[Need]:  # fmt: skip
+    cut, ranks = _cut(framework, model, sharing), sharing.ranks
     names = {id(param): name for name, param in model.named_parameters()}
     if optimizer is None:
         return
@@ -205,6 +251,7 @@ def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int
             grad_bytes = own_bytes
             if ranks > 1:
                 grad_bytes, state_bytes = (part_bytes(each, param.itemsize, ranks) for each in (own_bytes, state_bytes))
+            own_bytes, itself = (grad_bytes, "its part") if id(param) in cut else (own_bytes, "itself")
             nbytes = own_bytes + gradients * grad_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
             texts = _GRADIENTS if ranks == 1 else _PARTS_OF_GRADIENTS
@@ -212,7 +259,7 @@ def _of_updates(framework: Framework, model: Any, optimizer: Any, gradients: int
             yield Need(
                 nbytes,
                 f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(own_bytes)} "
-                f"itself{of_gradients}{state}",
+                f"{itself}{of_gradients}{state}",
             )
 
 

@@ -10,6 +10,7 @@ from spillgrad.spill.offload.needs import ALONE, DiskNeed, Framework, Need, Need
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk.direct_io import speeds
 from spillgrad.storage.disk.file_system import free_bytes
+from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.storage.store_owner import StoreOwner
 from spillgrad_kernels.memory import buffers
@@ -29,7 +30,6 @@ class OffloadOwner(StoreOwner):
 
     _framework: ClassVar[Framework]
     _optimizer_class: ClassVar[type]
-    _kind_of_residents: ClassVar[type[Residents]] = Residents
     # Whether an update clips a copy of the gradient, and not the gradient itself.
     _clips_copies: ClassVar[bool] = True
     # Whether a gradient that backward uses up is beside the memory that the store counts.
@@ -65,7 +65,7 @@ class OffloadOwner(StoreOwner):
                 on_full=on_full,
                 keep_journal=keep_journal,
             )
-            return self._kind_of_residents(store)
+            return self._residents_of(store)
 
         found = None if isinstance(model, self._framework.module) else residents()
         with contextlib.ExitStack() as undo:
@@ -77,7 +77,7 @@ class OffloadOwner(StoreOwner):
             self._residents = found or residents()
             self._store = self._residents.store
             gradients = not self._uses_gradients_up
-            disk = disk_need(self._framework, self.model, self.optimizer, gradients, self._sharing.ranks)
+            disk = disk_need(self._framework, self.model, self.optimizer, gradients, self._sharing)
             self._store.expect(sum(disk))
             if on_full != "ram":
                 self._require_disk(disk)
@@ -96,6 +96,10 @@ class OffloadOwner(StoreOwner):
         norm = self._max_grad_norm
         if norm is not None and not (isinstance(norm, int | float) and norm >= 0):
             raise ArgumentError(f"disk_offload: got max_grad_norm={norm!r}; wanted a number, not negative")
+
+    def _residents_of(self, store: DiskStore) -> Any:
+        """Return the object that decides which arrays of the store are in RAM."""
+        return Residents(store)
 
     def _offloading_what_is_registered(self, residents: Any) -> contextlib.AbstractContextManager[None]:
         """Context manager: offload parameters as soon as this thread's modules register them."""

@@ -1,7 +1,7 @@
 """The hooks by which the processes of a group train an offloaded model together.
 
-Every process has all parameters in its store. Of a gradient and of the optimizer's state it has a part, and it updates
-that part of the parameter; then it gets the other parts from the other processes.
+Of a gradient and of the optimizer's state, each process has a part, and it updates that part of the parameter. Then it
+gets the other parts from the other processes; of parameters that are in parts, too (`gathered`), when it uses them.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.distributed.wires import Wire
 from spillgrad.errors import DistributedError, GraphError, UnsupportedError
 from spillgrad.nn.module import Module
-from spillgrad.nn.parallel.gradient_reducer import default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import Bucket, default_bucket_bytes
 from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.needs import members
 from spillgrad.spill.offload.shards import Gatherer, ShardedGradient, ShardReducer, norms_of
 from spillgrad.spill.offload.tensors import TensorResidents
@@ -49,6 +50,8 @@ class ShardedTraining(OffloadedTraining):
         self.group = group
         self._wire = wire
         self._spare_bytes = spare_bytes  # what the budget allows besides what a layer and an update need
+        self._gathering = residents.gathering if isinstance(residents, GatheringResidents) else None
+        self._last_round: list[Any] = []  # the arrays gathered and the buckets filled in it
         self.is_in_step = True  # False under no_sync()
         self._gatherer = Gatherer(group, residents)
         self._is_updating = False
@@ -64,11 +67,17 @@ class ShardedTraining(OffloadedTraining):
                 'wire="float32"'
             )
         require_same_modules("disk_offload", self.group, trained, tensors)
-        self._share_first_values([tensor for _, tensor in tensors])
-        most_bytes = self._bucket_bytes(sum(param.nbytes for _, param in trained))
+        self._share_first_values([tensor for _, tensor in tensors if tensor._storage.in_parts is None])
+        budget_bytes = self._least(self.residents.store.ram_budget, "budgets")
+        most_bytes = default_bucket_bytes(sum(param.nbytes for _, param in trained), self.group.size())
+        ahead_bytes = 0
+        if isinstance(self.residents, GatheringResidents):
+            self.residents.cut([tensor for _, tensor in tensors])
+            ahead_bytes = self.residents.gathering.ahead_bytes = self._least(self._spare_bytes, "spare memory") // 2
         self.reducer = ShardReducer(
-            self.residents, self.group, trained, most_bytes, self._wire, self._spare_bytes,
-            self._put_gradient_in_store, self._max_grad_norm is not None, self._gradients_are_there,
+            self.residents, self.group, trained, min(most_bytes, budget_bytes // _BUCKETS_IN_BUDGET), self._wire,
+            self._spare_bytes - ahead_bytes, ahead_bytes, self._put_gradient_in_store, self._max_grad_norm is not None,
+            self._gradients_are_there,
         )  # fmt: skip
         self._buffers = [weakref.ref(buffer) for _, buffer in model.named_buffers()]
         model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)
@@ -77,6 +86,7 @@ class ShardedTraining(OffloadedTraining):
         self._share_buffers()
         if is_grad_enabled() and self.is_in_step:
             self.reducer.arm()
+            self._begin_round()
         elif is_grad_enabled():
             self.reducer.disarm()
 
@@ -87,13 +97,39 @@ class ShardedTraining(OffloadedTraining):
             if buffer is not None:
                 self._broadcast(buffer)
 
-    def _bucket_bytes(self, total_bytes: int) -> int:
-        """Return how many bytes of gradients travel together: the same in all processes, and few beside the budgets."""
-        budgets = np.empty(self.group.size(), np.int64)
-        mine = np.array([self.residents.store.ram_budget])
-        steps = collective_steps.all_gather(mine, [budgets[rank : rank + 1] for rank in range(self.group.size())])
-        run(self.group, "disk_offload, comparing budgets", steps)
-        return min(default_bucket_bytes(total_bytes, self.group.size()), int(budgets.min()) // _BUCKETS_IN_BUDGET)
+    def _begin_round(self) -> None:
+        """Begin to record what a forward and its backward gather and fill."""
+        if self._gathering is not None:
+            self._gathering.record = self.reducer.record = self._last_round = []
+
+    def _end_round(self) -> None:
+        if self._gathering is not None:
+            self._gathering.record = self.reducer.record = None
+
+    def _repeat_round(self) -> Iterator[Bucket]:
+        """Gather what this process's last round has gathered, and yield the buckets when it has filled them."""
+        self._end_round()
+        if self._gathering is None:
+            return
+        if not self._last_round:
+            raise DistributedError(
+                'contribute_nothing: this process has had no batch yet, and with shard="all" it repeats which '
+                "parameters its last one used; give each process at least one batch first"
+            )
+        for event in self._last_round:
+            if isinstance(event, Bucket):
+                yield event
+            else:
+                self._gathering.gather_again(event)
+
+    def _least(self, mine: int, what: str) -> int:
+        """Return the least number of all processes."""
+        numbers = np.empty(self.group.size(), np.int64)
+        steps = collective_steps.all_gather(
+            np.array([mine]), [numbers[rank : rank + 1] for rank in range(self.group.size())]
+        )
+        run(self.group, f"disk_offload, comparing {what}", steps)
+        return int(numbers.min())
 
     def _share_first_values(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of the first one, where they differ."""
@@ -125,7 +161,7 @@ class ShardedTraining(OffloadedTraining):
     def contribute_nothing(self) -> None:
         """Take part in the sums of a backward that other processes run."""
         self._share_buffers()
-        self.reducer.contribute_nothing()
+        self.reducer.contribute_nothing(self._repeat_round())
 
     def _accumulated(self, param: Tensor) -> None:
         """After backward has added to a gradient: the reducer takes it."""
@@ -143,6 +179,7 @@ class ShardedTraining(OffloadedTraining):
 
     def _gradients_are_there(self) -> None:
         """At the end of a backward: update all parameters, if backward is to do so."""
+        self._end_round()
         optimizer = self._optimizer()
         if optimizer is None:
             return
@@ -164,6 +201,8 @@ class ShardedTraining(OffloadedTraining):
         optimizer = self._optimizer()
         if optimizer is not None:
             self._require_sums(optimizer)
+        if self._gathering is not None:
+            self._gathering.forget_ahead()  # it will have other values
         with super().around_step():
             self._is_updating = True
             try:
@@ -205,6 +244,10 @@ class ShardedTraining(OffloadedTraining):
         return shard
 
     def updated(self, param: Tensor) -> Tensor:
+        in_parts = param._storage.in_parts
+        if in_parts is not None:
+            param._storage.count_change()
+            return in_parts.shard  # type: ignore[no-any-return]
         part: Tensor = param.detach().reshape(-1)[self._own(param)]
         return part
 
@@ -215,14 +258,15 @@ class ShardedTraining(OffloadedTraining):
     def around_update(self, param: Tensor) -> Iterator[None]:
         optimizer = self._optimizer()
         parts = self.reducer.parts.get(id(param))
-        if parts is not None:
+        has_part_alone = param._storage.in_parts is not None
+        if parts is not None and not has_part_alone:
             self._gatherer.finish(self._idle_bytes(param))
         with super().around_update(param):
             state: dict[str, Any] = {} if optimizer is None else optimizer.state.get(param, {})
             for key, value in state.items():
                 if isinstance(value, ShardedTensor):
                     state[key] = value.shard
-            is_updated = self._is_updating and isinstance(param.grad, ShardedGradient)
+            is_updated = self._is_updating and isinstance(param.grad, ShardedGradient) and not has_part_alone
             # The update has a view, which does not hold the array: without this, the store could take it back.
             array = param._storage.array if is_updated else None
             try:

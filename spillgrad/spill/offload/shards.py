@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -76,6 +76,10 @@ def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
     return runs, parts
 
 
+def _is_in_parts(parameter: Tensor) -> bool:
+    return parameter._storage.in_parts is not None
+
+
 class ShardReducer(BackwardBuckets):
     """Replaces the gradients of offloaded parameters by sums over all processes, of which each process keeps a part.
 
@@ -93,6 +97,8 @@ class ShardReducer(BackwardBuckets):
         The format in which gradients travel.
     spare_bytes : int
         The most bytes that may be under way while backward computes.
+    ahead_bytes : int
+        The bytes of the store's budget that are for other things meanwhile.
     put_away : callable
         Moves the gradient of a parameter, whole or a part, to the store.
     needs_squares : bool
@@ -104,11 +110,13 @@ class ShardReducer(BackwardBuckets):
 
     def __init__(
         self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int,
-        wire: Wire, spare_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool,
+        wire: Wire, spare_bytes: int, ahead_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool,
         ended: Callable[[], None],
     ) -> None:  # fmt: skip
-        super().__init__("disk_offload", group, named, bucket_bytes, wire)
+        super().__init__("disk_offload", group, named, bucket_bytes, wire, _is_in_parts)
         self._spare_bytes = spare_bytes
+        self._budget_bytes = residents.store.ram_budget - ahead_bytes
+        self.record: list[Any] | None = None  # buckets in the order in which backward fills them, if somebody asks
         self._residents, self._needs_squares = residents, needs_squares
         # The model holds whoever holds this: a cycle would keep the store beyond the model.
         self._methods = weakref.WeakMethod(put_away), weakref.WeakMethod(ended)
@@ -120,6 +128,10 @@ class ShardReducer(BackwardBuckets):
             for place, of_ranks in zip(bucket.places, parts, strict=True):
                 self.parts[id(self._parameter(place))] = of_ranks
         self._under_way: collections.deque[_UnderWay] = collections.deque()
+
+    def _note_filled(self, bucket: Bucket) -> None:
+        if self.record is not None:
+            self.record.append(bucket)
 
     def _refuses_more(self, grad: Tensor) -> bool:
         return isinstance(grad, ShardedGradient)  # it is in parts
@@ -151,7 +163,7 @@ class ShardReducer(BackwardBuckets):
         sharing = Sharing(group.size(), self.wire.of(bucket.dtype))
         made_bytes = sum(reduced_bytes(whole_bytes, count * itemsize, sharing, len(bucket.places)))
         used_bytes = made_bytes + count * itemsize  # with the sum that was there
-        self._finish_all_but(_MOST_UNDER_WAY, max(0, self._residents.store.ram_budget - used_bytes))
+        self._finish_all_but(_MOST_UNDER_WAY, max(0, self._budget_bytes - used_bytes))
         if alone is not None and alone.storage.offloaded:  # the store counts it
             made_bytes -= whole_bytes
         before = self._parts_before(bucket)

@@ -13,7 +13,7 @@ from spillgrad.distributed import traffic
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
-from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES, bucket_places, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES, Kind, bucket_places, default_bucket_bytes
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.predict import Whole
@@ -84,10 +84,10 @@ class Bucket:
 def buckets(whole: Whole, ranks: int) -> list[Bucket]:
     """Return the buckets of a model's gradients with so many processes, in the order in which they travel."""
     gradients = whole.gradients()
-    kinds = [(each.dtype, each.count * each.dtype.itemsize) for each in gradients]
+    kinds = [Kind(each.dtype, each.count * each.dtype.itemsize) for each in gradients]
     found = []
     ready_share = 0.0
-    for places in bucket_places(kinds, default_bucket_bytes(sum(nbytes for _, nbytes in kinds), ranks)):
+    for places in bucket_places(kinds, default_bucket_bytes(sum(kind.nbytes for kind in kinds), ranks)):
         inside = [gradients[place] for place in places]
         ready_share = max(ready_share, *(each.ready_share for each in inside), 0.0)  # those before travel first
         found.append(Bucket(ready_share, sum(each.count for each in inside), inside[0].dtype.itemsize, len(inside)))

@@ -253,6 +253,16 @@ class BudgetedTier(Generic[E]):
         if nbytes:
             self.on_room()
 
+    def begin_room(self, nbytes: int) -> tuple[list[int], int]:
+        """Count bytes that a caller uses for itself; return what `end_room` takes."""
+        self.reserve(nbytes, pinned=True)
+        return self.schedule.begin_room(nbytes)
+
+    def end_room(self, nbytes: int, room: tuple[list[int], int]) -> None:
+        """Stop counting the bytes of a caller."""
+        self.schedule.end_room(room)
+        self.unreserve(nbytes, pinned=True)
+
     def make_room(self, nbytes: int, for_rank: int | None = None) -> bool:
         """Evict clean arrays until `nbytes` more fit; return whether they do.
 

@@ -855,6 +855,7 @@ def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.Captur
         (["--no-spill", "--ram-budget", "1MiB"], ["--ram-budget 1MiB with --no-spill"]),
         (["--offload", "--codec", "bf16"], ["--codec with --offload"]),
         (["--offload", "--encrypt"], ["--encrypt with --offload"]),
+        (["--shard", "all"], ["--shard all without --offload"]),
         (["--weights", "base"], ["--model tiny with --weights"]),
         (["--lora", "0"], ["--lora", "0"]),
         (["--report", "--no-spill"], ["--report with --no-spill"]),

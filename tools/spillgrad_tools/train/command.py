@@ -121,8 +121,9 @@ def _run(
         show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
         return False
     held_out = training.held_out_loss()  # which all processes compute
+    sample = training.sample(SAMPLE_BYTES)  # in which all take part
     if ranks.is_first:
-        show_sample(console, training.sample(SAMPLE_BYTES))
+        show_sample(console, sample)
         show_report(console, training, held_out, records, duration_s, saves)
         show_line(console, f"checkpoint: {out}")
     return True
@@ -162,6 +163,8 @@ def _contradictions(options: TrainOptions) -> Iterator[str]:
             yield f"--ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM"
         if options.report:
             yield "--report with --no-spill, which leaves no journal"
+    if options.shard != "state" and not options.offload:
+        yield f"--shard {options.shard} without --offload, which shares what is on disk"
     for option in ("codec", "encrypt"):
         if options.offload and getattr(options, option):
             yield f"--{option} with --offload, which keeps parameters exact and as they are"
@@ -174,7 +177,7 @@ def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | N
         return None
     return functools.partial(
         sg.disk_offload, directory=options.spill_dir or out, ram_budget=_offload_budget(options),
-        on_full=options.on_full, keep_journal=journal,
+        on_full=options.on_full, keep_journal=journal, shard=options.shard,
     )  # fmt: skip
 
 

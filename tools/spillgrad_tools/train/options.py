@@ -70,6 +70,10 @@ class TrainOptions:
     offload: Annotated[
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
+    shard: Annotated[Literal["state", "all"], Option(
+        help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
+        "too, which need less disk and more network then.",
+    )] = "state"  # fmt: skip
     out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",

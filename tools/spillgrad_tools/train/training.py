@@ -171,9 +171,12 @@ class Training:
         losses = []
         self.model.eval()
         with sg.no_grad(), self._precision():
-            for mine in filter(None, self.ranks.batches(parts)):
-                x, y = mine[1]
-                losses.append(self.model(x, y)[1].item())
+            for mine in self.ranks.batches(parts):
+                # All take part in each forward: those with parameters in parts get them from each other.
+                x, y = parts[0] if mine is None else mine[1]
+                loss = self.model(x, y)[1].item()
+                if mine is not None:
+                    losses.append(loss)
         self.model.train()
         total = 0.0
         for loss, (_, y) in zip(self.ranks.in_order(losses, len(parts)), parts, strict=True):
@@ -181,7 +184,7 @@ class Training:
         return Evaluation(total / sum(y.size for _, y in parts), batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
-        """Return text of at most `length` bytes that the model generates after a first word.
+        """Return text of at most `length` bytes that the model generates after a first word, in all processes.
 
         Each byte takes a pass through the model. So the length is also bounded by the number of trained tokens and, for
         an offloaded model, by the number of steps: then the sample takes little time compared with the training.

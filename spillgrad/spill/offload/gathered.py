@@ -1,0 +1,256 @@
+"""Parameters of which each process of a group has a part in its store; the whole is in RAM while it is used.
+
+At each use by a module, or by an operation of backward, the processes send each other their parts. Which uses these are
+follows from the program alone, which is the same in all processes, and never from what one of them still has in RAM.
+
+Source: ZeRO's third stage (Rajbhandari et al. 2020, section 5.3), PyTorch's `fully_shard`.
+"""
+
+import collections
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from spillgrad.device.device import CPU
+from spillgrad.distributed import collective_steps
+from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
+from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.generator import default_generator
+from spillgrad.nn.parameter import Parameter
+from spillgrad.spill.offload.needs import Sharing
+from spillgrad.spill.offload.residents import Resident
+from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle, Label
+from spillgrad.tensor import Tensor
+from spillgrad_kernels.cpu.optim import CHUNK
+
+
+def parts_of(count: int, ranks: int) -> list[slice]:
+    """Return the elements of a tensor that each rank has: whole chunks, of which norms are taken."""
+    return [
+        slice(min(chunks.start * CHUNK, count), min(chunks.stop * CHUNK, count))
+        for chunks in collective_steps.cut(-(-count // CHUNK), ranks)
+    ]
+
+
+_NOTHING_YET = (-1, -1)
+
+
+class Parts(Handle):
+    """The name of an array of which each process has a part."""
+
+    __slots__ = ("changing", "in_parts")
+
+    def __init__(self, array: np.ndarray, sequence: int, label: Label, in_parts: ShardedTensor) -> None:
+        super().__init__(array, sequence, label)
+        self.in_parts = in_parts
+        self.changing: np.ndarray | None = None  # the whole array, while it is changed
+
+
+class _Gathered(NamedTuple):
+    """An array whose parts are on their way."""
+
+    handle: Parts
+    array: np.ndarray
+    work: Work
+
+
+class Gathering:
+    """Brings the parts of arrays together. To a `Resident`, it is the store of the whole arrays.
+
+    Attributes
+    ----------
+    budget_bytes : int
+        The most bytes that the running modules keep.
+    ahead_bytes : int
+        The largest array that is brought together before it is needed. Both numbers are the same in all processes.
+    record : list or None
+        Gets the number of each array that is brought together.
+    """
+
+    def __init__(self, store: DiskStore, group: ProcessGroup) -> None:
+        self.group = group
+        self.budget_bytes, self.ahead_bytes = store.ram_budget, 0
+        self.record: list[Any] | None = None
+        self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a part is dropped with its tensor
+        self._store = store
+        self._made = 0
+        self._handles: weakref.WeakValueDictionary[int, Parts] = weakref.WeakValueDictionary()
+        # The numbers of the last two arrays, and of those that followed on each such pair when it was last seen.
+        self._lately = _NOTHING_YET
+        self._following: dict[tuple[int, int], int] = {}
+        self._ahead: _Gathered | None = None
+
+    def new_handle(self, array: np.ndarray, label: Label, in_parts: ShardedTensor) -> Parts:
+        """Return the name of a whole array."""
+        handle = self._handles[self._made] = Parts(array, self._made, label, in_parts)
+        self._made += 1
+        return handle
+
+    def gather(self, handle: Parts, array: np.ndarray | None = None) -> np.ndarray:
+        """Return the whole array, in `array` if it is given. All processes call it."""
+        if self.record is not None:
+            self.record.append(handle.sequence)
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.handle is not handle:
+            ahead.work.wait()
+            ahead = None
+        if ahead is None:
+            ahead = self._begin(handle, array)
+        ahead.work.wait()
+        found = ahead.array
+        del ahead
+        if array is not None and found is not array:
+            np.copyto(array, found)
+            found = array
+        self._following[self._lately] = handle.sequence
+        self._lately = (self._lately[1], handle.sequence)
+        following = self._handles.get(self._following.get(self._lately, -1))
+        if following is not None and following.nbytes <= self.ahead_bytes:
+            self._ahead = self._begin(following, None)
+        return found
+
+    def _begin(self, handle: Parts, array: np.ndarray | None) -> _Gathered:
+        if array is None:
+            array = self.empty(handle.shape, handle.dtype)
+        flat, whole = array.reshape(-1), handle.in_parts
+        pieces = [flat[part] for part in whole.parts]
+        own = pieces[self.group.rank()]
+        np.copyto(own, whole.shard.array)
+        words = f"{handle.label.module} ({flat.size} {flat.dtype})"
+        return _Gathered(handle, array, begin(self.group, words, collective_steps.all_gather(own, pieces)))
+
+    def gather_again(self, number: int) -> None:
+        """Take part in bringing together an array that this process does not need."""
+        self.gather(self._handles[number])
+
+    def forget_ahead(self) -> None:
+        """Let go of what was brought together before it is needed; next time, it is not. All processes call it."""
+        self._following.pop(self._lately, None)
+        self._lately = _NOTHING_YET
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.work.wait()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an uninitialized array, which the store counts until it dies."""
+        return self._store.counted_empty(shape, dtype)
+
+    def relabel(self, handle: Parts, label: Label) -> None:
+        """Replace the label of an array."""
+        handle.label = label
+        cast(OffloadedStorage, handle.in_parts.shard._storage).relabel(label)
+
+    def begin_change(self, handle: Parts, array: np.ndarray) -> None:
+        """Keep `array`, the whole, until the change has ended."""
+        handle.changing = array
+
+    def end_change(self, handle: Parts, changed: bool) -> None:
+        """Store this process's part of the new values."""
+        array, handle.changing = handle.changing, None
+        if not changed or array is None:
+            return
+        if self._ahead is not None and self._ahead.handle is handle:  # it has old values
+            self.forget_ahead()
+        part = handle.in_parts.parts[self.group.rank()]
+        storage = cast(OffloadedStorage, handle.in_parts.shard._storage)
+        target = storage.array_to_overwrite()
+        storage.begin_change()
+        np.copyto(target, array.reshape(-1)[part])
+        del target, array
+        storage._residents.return_changed(with_last=True)
+
+
+class GatheredStorage(OffloadedStorage):
+    """The memory of a parameter of which each process has a part, and of its views."""
+
+    _store: Gathering
+    _handle: Parts
+    # Whether the array in memory has no values yet, but will be overwritten.
+    _is_overwritten = False
+
+    @property
+    def in_parts(self) -> ShardedTensor:
+        """The parameter as a tensor in parts."""
+        return self._handle.in_parts
+
+    @property
+    def array(self) -> np.ndarray:  # type: ignore[override]
+        """The whole array. All processes ask for it together, unless a running module of this thread has used it."""
+        array = self._alive()
+        if array is not None and (self._changing or self._is_overwritten or self._is_kept(array)):
+            return array
+        if self._residents.frame.number is not None:
+            self._residents.make_room(self._handle.nbytes, self._store)
+        with self._residents.lock:
+            array = self._store.gather(self._handle, array)
+            self._alive = weakref.ref(array)
+            self._is_overwritten = False
+        self.hold(array)
+        return array
+
+    def _is_kept(self, array: np.ndarray) -> bool:
+        frames = self._residents.thread.frames
+        return any(kept is array for frame in frames for kept in frame.held.get(self._store, ()))
+
+    def array_to_overwrite(self) -> np.ndarray:
+        array = super().array_to_overwrite()
+        self._is_overwritten = True
+        return array
+
+    def end_change(self) -> bool:
+        has_ended = super().end_change()
+        self._is_overwritten = self._is_overwritten and not has_ended
+        return has_ended
+
+
+class GatheringResidents(TensorResidents):
+    """Decides which offloaded tensors are in RAM. Of large parameters, the store has this process's part alone."""
+
+    def __init__(self, store: DiskStore, group: ProcessGroup, sharing: Sharing) -> None:
+        super().__init__(store)
+        self.gathering = Gathering(store, group)
+        self._group, self._sharing = group, sharing
+        self._is_building = False
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Context manager: all processes make the same values. Parameters are cut as soon as modules register them."""
+        size, mine = self._group.size(), default_generator.get_state()
+        steps = collective_steps.all_gather_object(size, collective_steps.pickled(mine))
+        first = run(self._group, "the random state in which a model is built", steps)[0]
+        default_generator.set_state(first)
+        self._is_building = True
+        try:
+            yield
+        finally:
+            self._is_building = False
+            if mine != first:
+                default_generator.set_state(mine)
+
+    def offload(self, tensor: Tensor, label: Label) -> None:
+        super().offload(tensor, label)
+        if self._is_building:
+            self.cut([tensor])
+
+    def cut(self, tensors: Sequence[Tensor]) -> None:
+        """Keep only this process's part of the large parameters among offloaded `tensors`, which all processes have."""
+        for tensor in tensors:
+            storage = tensor._storage
+            is_whole = type(storage) is OffloadedStorage and storage.device is CPU
+            if is_whole and isinstance(tensor, Parameter) and self._sharing.cuts(tensor.nbytes):
+                self._cut(cast(OffloadedStorage, storage), tuple(tensor.shape))
+
+    def _cut(self, storage: OffloadedStorage, shape: tuple[int, ...]) -> None:
+        array, label, former = storage.array, storage.label, storage._handle
+        parts = parts_of(array.size, self._group.size())
+        shard = Tensor.wrap(array.reshape(-1)[parts[self._group.rank()]].copy())
+        super().offload(shard, label)
+        handle = self.gathering.new_handle(array, label, ShardedTensor.of(self._group, parts, shard, shape))
+        storage.__class__ = GatheredStorage
+        Resident.place(storage, self, self.gathering, handle, array)
+        self.store.drop(former)
