@@ -457,7 +457,7 @@ def _remove(handles: Sequence[RemovableHandle]) -> None:
 
 
 def _buckets(
-    parameters: Sequence[Tensor], bucket_bytes: int, goes_alone: Callable[[Tensor], bool]
+    parameters: Sequence[Tensor], bucket_bytes: int, goes_alone: Callable[[Tensor], bool] = lambda parameter: False
 ) -> list[Bucket]:  # fmt: skip
     kinds = [Kind(parameter.numpy_dtype, parameter.nbytes, goes_alone(parameter)) for parameter in parameters]
     return [Bucket(places, parameters) for places in bucket_places(kinds, bucket_bytes)]
