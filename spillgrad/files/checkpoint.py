@@ -99,7 +99,7 @@ def save_checkpoint(
     Where processes share the optimizer's state, as in `disk_offload`, all of them call this with the optimizer. The
     first one writes, with what it knows besides tensors, such as its random state, and gets the other parts of each
     tensor from the others. If it cannot write, the error is that of all. Without the optimizer, one process alone calls
-    this.
+    this, or all of them, if parameters are in parts (``shard="all"``).
 
     The state of the default random generator is saved too. If another process is saving to the directory, this call
     waits for a few seconds.

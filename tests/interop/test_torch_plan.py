@@ -94,8 +94,7 @@ def test_a_plan_knows_the_traffic_of_an_offloaded_model(
     # A store writes ahead of need, and more so where other programs hold it up: some arrays die right after.
     assert 0.75 <= written / expected.written_bytes <= 1.5
     assert 0.75 <= read / expected.read_bytes <= 1.3
-    # The plan expects half of the budget not to be written ahead; a store that is held up writes all that is live.
-    assert after.peak_disk_bytes <= 1.2 * (expected.disk_bytes + budget // 2)
+    assert after.peak_disk_bytes <= 1.1 * expected.disk_bytes  # with the ends of pages
 
 
 # Each tensor of 64 KiB and more goes back to the system when it dies, so that the system counts what is used.
@@ -180,10 +179,11 @@ def test_a_model_that_is_larger_than_ram_is_planned_without_it():
 
 
 def test_more_ram_is_used_for_what_helps_most():
-    batch = torch.ones(16384, WIDTH, device="meta")  # a step saves 512 MiB; the model and its state are 32
+    # A step saves 768 MiB. The model and its state are 96 MiB: more than what the least memory is rounded up by.
+    batch = torch.ones(8192, WIDTH, device="meta")
 
     def found(ram: int | str) -> Any:
-        return plan(model(), batch, ram, loss=mean_of_squares, machine=MACHINE)
+        return plan(model(24), batch, ram, loss=mean_of_squares, machine=MACHINE)
 
     least = found("64GiB").least_bytes
     kinds = []

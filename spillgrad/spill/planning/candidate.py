@@ -39,7 +39,7 @@ class Prediction:
     peak_bytes : int
         The most memory of the process.
     disk_bytes : int
-        Space on the disk.
+        The most space on the disk. A store writes ahead of need, and all that is live where other programs hold it up.
     saved_bytes : int
         Bytes that one batch saves for backward; a step may have several batches.
     written_bytes : int
@@ -178,7 +178,8 @@ class Candidate(abc.ABC):
         return Prediction(
             budget_bytes=budget_bytes,
             peak_bytes=self.peak_bytes(max(budget_bytes, moved.ram_bytes) + kept_bytes, choice),
-            disk_bytes=max(moved.disk_bytes, moved.live_bytes - budget_bytes // 2),
+            # Up to half of the budget, nothing is written ahead.
+            disk_bytes=moved.live_bytes if moved.live_bytes > budget_bytes // 2 else moved.disk_bytes,
             saved_bytes=self._saved_bytes(choice),
             written_bytes=moved.written_bytes,
             read_bytes=moved.read_bytes,
