@@ -102,6 +102,8 @@ class Tensor(TensorData):
     _detached = False  # by detach_()
     # Whether backward itself updates this leaf and frees its gradient; see `disk_offload`.
     _updated_in_backward = False
+    # What an optimizer that gets this parameter is given to; see `fully_shard`. A weak reference to a function.
+    _take_optimizer: Callable[[], Callable[[Any], None] | None] | None = None
 
     @staticmethod
     def wrap(array: np.ndarray, storage: Storage | None = None) -> "Tensor":

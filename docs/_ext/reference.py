@@ -49,6 +49,7 @@ MODULES = {
     "spillgrad.amp": "Mixed precision",
     "spillgrad.cuda": "NVIDIA GPUs",
     "spillgrad.distributed": "Processes",
+    "spillgrad.distributed.fsdp": "Models in parts",
     "spillgrad.array_api": "The array API standard",
     "spillgrad.errors": "Errors",
 }

@@ -91,6 +91,10 @@ class ShardedTensor(Tensor):
         """
         return ShardedTensor.of(self.group, self.parts, self.shard.detach().clone(), self._shape)
 
+    def known_squares(self) -> np.ndarray | None:
+        """Return the sums of squares of this process's part, as `clip_grad` takes them, if they are known."""
+        return None
+
     def zero_(self) -> "ShardedTensor":
         """Fill this process's part with zeros.
 

@@ -244,6 +244,10 @@ class Optimizer:
         for key, value in self.defaults.items():
             param_group.setdefault(key, value)
         self.param_groups.append(param_group)
+        for param in params:
+            take = None if param._take_optimizer is None else param._take_optimizer()
+            if take is not None:
+                take(self)
 
     def check_parameter(self, param: Tensor) -> None:
         """Raise an error for a parameter that the optimizer cannot update; a subclass may define it.

@@ -39,6 +39,13 @@ def test_offloaded_training_by_several_processes_has_the_bits_of_one(processes, 
     assert not list(tmp_path.glob("rank*/*"))
 
 
+@pytest.mark.parametrize("processes", numbers(1, 2, 4, always=(3,)))
+def test_a_fully_sharded_model_has_the_bits_of_one_process(processes, tmp_path):
+    ran = launch(processes, "fully_sharded.py", tmp_path)
+    assert ran.status == 0, ran.errors
+    assert len(re.findall("fully sharded", ran.output)) == processes
+
+
 @pytest.mark.parametrize("processes", numbers(2, 4, always=(3,)))
 def test_parameters_in_parts_are_used_as_others(processes, tmp_path):
     ran = launch(processes, "parameters_in_parts.py", tmp_path)

@@ -1,13 +1,16 @@
 """Clipping the gradients of many parameters."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 
 import numpy as np
 
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.device.device import CPU, moved
+from spillgrad.distributed import collective_steps, process_group
+from spillgrad.distributed.process_group import ProcessGroup
+from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.dtypes import promote, real_part
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.ops import creation
@@ -59,6 +62,39 @@ def factor(total: float, max_norm: float) -> float | None:
     """Return the factor that reduces gradients of the joint norm `total` to `max_norm`; None for a smaller `total`."""
     by = max_norm / (total + 1e-6)
     return None if by >= 1 else by  # NaN is returned: it must reach the weights instead of being hidden
+
+
+def norms(gradients: list[Tensor], norm_type: float = 2.0) -> list[float]:
+    """Return the norm of each gradient; of those in parts, all processes of their group ask for it together."""
+    found: dict[int, float] = {}
+    in_parts = [gradient for gradient in gradients if isinstance(gradient, ShardedTensor)]
+    if norm_type == 2 and in_parts:
+        for gradient, sums in zip(in_parts, _squares_of_wholes(in_parts[0].group, in_parts), strict=True):
+            found[id(gradient)] = norm_of_squares(sums)
+    for gradient in in_parts if norm_type != 2 else ():
+        found[id(gradient)] = _norms([gradient.full_tensor().array], norm_type)[0]
+    for some in _in_ram_at_once([gradient for gradient in gradients if id(gradient) not in found]):
+        found |= zip(map(id, some), _norms([gradient.array for gradient in some], norm_type), strict=True)
+    return [found[id(gradient)] for gradient in gradients]
+
+
+def _squares_of_wholes(group: ProcessGroup, gradients: Sequence[ShardedTensor]) -> Iterator[np.ndarray]:
+    """Yield the sums of squares of each whole gradient, in the order of its elements."""
+    numbers = [2 if gradient.is_complex() else 1 for gradient in gradients]  # of an element
+    counts = [
+        [-(-(part.stop - part.start) * each // kernels.CHUNK) for part in gradient.parts]
+        for gradient, each in zip(gradients, numbers, strict=True)
+    ]
+    known = ((gradient, gradient.known_squares()) for gradient in gradients)
+    mine = np.concatenate([squares(gradient.shard) if sums is None else sums for gradient, sums in known])
+    whole = [np.empty(sum(of_rank)) for of_rank in zip(*counts, strict=True)]
+    process_group.run(group, f"norms of {len(gradients)} gradients", collective_steps.all_gather(mine, whole))
+    starts = [0] * group.size()
+    for of_ranks in counts:
+        yield np.concatenate(
+            [sums[start : start + count] for sums, start, count in zip(whole, starts, of_ranks, strict=True)]
+        )
+        starts = [start + count for start, count in zip(starts, of_ranks, strict=True)]
 
 
 def _norms(arrays: list[np.ndarray], norm_type: float) -> list[float]:
@@ -134,8 +170,7 @@ def clip_grad_norm_(
     tensor([0.6000, 0.8000])
     """
     gradients = _gradients("clip_grad_norm_", parameters)
-    norms = [norm for some in _in_ram_at_once(gradients) for norm in _norms([g.array for g in some], norm_type)]
-    total = total_norm(norms, norm_type)
+    total = total_norm(norms(gradients, norm_type), norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise ArgumentError(f"clip_grad_norm_: the gradients' norm is {total}; lower the learning rate")
     by = factor(total, max_norm)
@@ -175,7 +210,7 @@ def get_total_norm(
         If the norm is not finite, with `error_if_nonfinite`.
     """
     tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    total = total_norm(_norms([tensor.array for tensor in tensors], norm_type), norm_type)
+    total = total_norm(norms(tensors, norm_type), norm_type)
     if error_if_nonfinite and not math.isfinite(total):
         raise ArgumentError(f"get_total_norm: the norm is {total}; lower the learning rate")
     return _as_tensor(total, tensors)
@@ -209,7 +244,7 @@ def clip_grads_with_norm_(
 
 def scale(gradients: Iterable[Tensor], by: float) -> None:
     """Multiply gradients by a factor in place. Raises GraphError if the memory of a gradient is read-only."""
-    gradients = list(gradients)
+    gradients = [each.shard if isinstance(each, ShardedTensor) else each for each in gradients]
     for gradient in gradients:
         if not gradient.array.flags.writeable:
             raise GraphError("clip_grad_norm_: a gradient's memory is read-only; clone() it first")
@@ -232,5 +267,6 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         For parameters that are updated in backward.
     """
     with no_grad():
-        for gradient in _gradients("clip_grad_value_", parameters):
+        for each in _gradients("clip_grad_value_", parameters):
+            gradient = each.shard if isinstance(each, ShardedTensor) else each
             gradient.copy_(gradient.clamp(-clip_value, clip_value))

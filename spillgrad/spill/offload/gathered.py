@@ -9,8 +9,8 @@ Source: ZeRO's third stage (Rajbhandari et al. 2020, section 5.3), PyTorch's `fu
 import collections
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,6 +51,17 @@ class Parts(Handle):
         self.changing: np.ndarray | None = None  # the whole array, while it is changed
 
 
+class Memory(Protocol):
+    """What has the parts: a store."""
+
+    @property
+    def ram_budget(self) -> int:
+        """The most bytes in RAM."""
+
+    def counted_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an uninitialized array, which counts until it dies."""
+
+
 class _Gathered(NamedTuple):
     """An array whose parts are on their way."""
 
@@ -68,13 +79,17 @@ class Gathering:
         The most bytes that the running modules keep.
     ahead_bytes : int
         The largest array that is brought together before it is needed. Both numbers are the same in all processes.
+    kept : dict
+        Whole arrays, by whoever keeps them in memory beyond the running modules: lists.
     record : list or None
         Gets the number of each array that is brought together.
     """
 
-    def __init__(self, store: DiskStore, group: ProcessGroup) -> None:
+    def __init__(self, store: Memory, group: ProcessGroup) -> None:
         self.group = group
         self.budget_bytes, self.ahead_bytes = store.ram_budget, 0
+        self.kept: dict[object, list[np.ndarray]] = {}
+        self.keeps_until_backward = False  # whether arrays that forward uses are kept for backward
         self.record: list[Any] | None = None
         self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a part is dropped with its tensor
         self._store = store
@@ -143,7 +158,9 @@ class Gathering:
     def relabel(self, handle: Parts, label: Label) -> None:
         """Replace the label of an array."""
         handle.label = label
-        cast(OffloadedStorage, handle.in_parts.shard._storage).relabel(label)
+        storage = handle.in_parts.shard._storage
+        if isinstance(storage, OffloadedStorage):
+            storage.relabel(label)
 
     def begin_change(self, handle: Parts, array: np.ndarray) -> None:
         """Keep `array`, the whole, until the change has ended."""
@@ -157,12 +174,13 @@ class Gathering:
         if self._ahead is not None and self._ahead.handle is handle:  # it has old values
             self.forget_ahead()
         part = handle.in_parts.parts[self.group.rank()]
-        storage = cast(OffloadedStorage, handle.in_parts.shard._storage)
-        target = storage.array_to_overwrite()
-        storage.begin_change()
+        shard = handle.in_parts.shard
+        target = shard.array_to_overwrite()
+        shard._storage.begin_change()
         np.copyto(target, array.reshape(-1)[part])
         del target, array
-        storage._residents.return_changed(with_last=True)
+        if isinstance(shard._storage, OffloadedStorage):
+            shard._storage._residents.return_changed(with_last=True)
 
 
 class GatheredStorage(OffloadedStorage):
@@ -184,18 +202,21 @@ class GatheredStorage(OffloadedStorage):
         array = self._alive()
         if array is not None and (self._changing or self._is_overwritten or self._is_kept(array)):
             return array
-        if self._residents.frame.number is not None:
+        in_a_module = self._residents.frame.number is not None
+        if in_a_module:
             self._residents.make_room(self._handle.nbytes, self._store)
         with self._residents.lock:
             array = self._store.gather(self._handle, array)
             self._alive = weakref.ref(array)
             self._is_overwritten = False
         self.hold(array)
+        if self._store.keeps_until_backward and self._store.record is not None and in_a_module:
+            self._store.kept.setdefault("backward", []).append(array)
         return array
 
     def _is_kept(self, array: np.ndarray) -> bool:
-        frames = self._residents.thread.frames
-        return any(kept is array for frame in frames for kept in frame.held.get(self._store, ()))
+        held = (frame.held.get(self._store, ()) for frame in self._residents.thread.frames)
+        return any(kept is array for some in (*held, *self._store.kept.values()) for kept in some)
 
     def array_to_overwrite(self) -> np.ndarray:
         array = super().array_to_overwrite()
@@ -235,22 +256,29 @@ class GatheringResidents(TensorResidents):
     def offload(self, tensor: Tensor, label: Label) -> None:
         super().offload(tensor, label)
         if self._is_building:
-            self.cut([tensor])
+            self.cut(tensor, label)
 
-    def cut(self, tensors: Sequence[Tensor]) -> None:
-        """Keep only this process's part of the large parameters among offloaded `tensors`, which all processes have."""
-        for tensor in tensors:
-            storage = tensor._storage
-            is_whole = type(storage) is OffloadedStorage and storage.device is CPU
-            if is_whole and isinstance(tensor, Parameter) and self._sharing.cuts(tensor.nbytes):
-                self._cut(cast(OffloadedStorage, storage), tuple(tensor.shape))
+    def cut(self, tensor: Tensor, label: Label) -> None:
+        """Keep only this process's part of an offloaded tensor that all processes have, if it is a large parameter."""
+        storage = tensor._storage
+        if self.cuts(tensor) and isinstance(storage, OffloadedStorage):
+            array, former = storage.array, storage._handle
+            handle = self._parts_of(array, label)
+            storage.__class__ = GatheredStorage
+            Resident.place(storage, self, self.gathering, handle, array)
+            self.store.drop(former)
 
-    def _cut(self, storage: OffloadedStorage, shape: tuple[int, ...]) -> None:
-        array, label, former = storage.array, storage.label, storage._handle
+    def cuts(self, tensor: Tensor) -> bool:
+        """Return whether a tensor, which is whole, is to be in parts."""
+        is_whole = tensor._storage.in_parts is None and tensor.device is CPU
+        return is_whole and isinstance(tensor, Parameter) and self._sharing.cuts(tensor.nbytes)
+
+    def _keep_part(self, shard: Tensor, label: Label) -> None:
+        super().offload(shard, label)
+
+    def _parts_of(self, array: np.ndarray, label: Label) -> Parts:
+        """Copy this process's part of an array, and return the name of the whole."""
         parts = parts_of(array.size, self._group.size())
         shard = Tensor.wrap(array.reshape(-1)[parts[self._group.rank()]].copy())
-        super().offload(shard, label)
-        handle = self.gathering.new_handle(array, label, ShardedTensor.of(self._group, parts, shard, shape))
-        storage.__class__ = GatheredStorage
-        Resident.place(storage, self, self.gathering, handle, array)
-        self.store.drop(former)
+        self._keep_part(shard, label)
+        return self.gathering.new_handle(array, label, ShardedTensor.of(self._group, parts, shard, array.shape))

@@ -117,6 +117,8 @@ class Residents:
             self.thread.last_changed = None
         with self.lock:
             for _ in range(len(self.changing)):
+                if not self.changing:  # the end of a change may call this
+                    break
                 known = self.changing.popleft()
                 resident = known()
                 ended = False

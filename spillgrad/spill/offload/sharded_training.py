@@ -27,7 +27,7 @@ from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.needs import members
-from spillgrad.spill.offload.shards import Gatherer, ShardedGradient, ShardReducer, norms_of
+from spillgrad.spill.offload.shards import Gatherer, ShardedGradient, ShardReducer
 from spillgrad.spill.offload.tensors import TensorResidents
 from spillgrad.spill.offload.training import OffloadedTraining
 from spillgrad.storage.store import Label
@@ -41,6 +41,7 @@ class ShardedTraining(OffloadedTraining):
     """The hooks on a model, its parameters and its optimizer, where several processes train together."""
 
     group: ProcessGroup
+    _or_alone = ', or shard=None and wire="float32"'
 
     def __init__(
         self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None, group: ProcessGroup,
@@ -55,6 +56,7 @@ class ShardedTraining(OffloadedTraining):
         self.is_in_step = True  # False under no_sync()
         self._gatherer = Gatherer(group, residents)
         self._is_updating = False
+        self._updated: list[Tensor] = []  # of which the other parts are to be brought together
         self.reducer: ShardReducer
 
     def take_model(self, model: Module) -> None:
@@ -63,24 +65,24 @@ class ShardedTraining(OffloadedTraining):
         trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
         if not trained:
             raise DistributedError(
-                "disk_offload: got a model without parameters that require gradients; give shard=None and "
-                'wire="float32"'
+                f"{self.who}: got a model without parameters that require gradients, of which there is nothing to share"
             )
-        require_same_modules("disk_offload", self.group, trained, tensors)
+        require_same_modules(self.who, self.group, trained, tensors)
         self._share_first_values([tensor for _, tensor in tensors if tensor._storage.in_parts is None])
         budget_bytes = self._least(self.residents.store.ram_budget, "budgets")
         most_bytes = default_bucket_bytes(sum(param.nbytes for _, param in trained), self.group.size())
         ahead_bytes = 0
         if isinstance(self.residents, GatheringResidents):
-            self.residents.cut([tensor for _, tensor in tensors])
+            for name, tensor in tensors:
+                self.residents.cut(tensor, Label("parameter", None, name))
             ahead_bytes = self.residents.gathering.ahead_bytes = self._least(self._spare_bytes, "spare memory") // 2
         self.reducer = ShardReducer(
             self.residents, self.group, trained, min(most_bytes, budget_bytes // _BUCKETS_IN_BUDGET), self._wire,
-            self._spare_bytes - ahead_bytes, ahead_bytes, self._put_gradient_in_store, self._max_grad_norm is not None,
-            self._gradients_are_there,
+            self._spare_bytes - ahead_bytes, ahead_bytes, self.who, self._put_gradient_in_store,
+            self._max_grad_norm is not None, self._gradients_are_there,
         )  # fmt: skip
         self._buffers = [weakref.ref(buffer) for _, buffer in model.named_buffers()]
-        model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True)
+        self._handles.append(model.register_forward_pre_hook(OwnHook(self._begin_forward), with_kwargs=True))
 
     def _begin_forward(self, module: Module, args: object, kwargs: object) -> None:
         self._share_buffers()
@@ -104,6 +106,7 @@ class ShardedTraining(OffloadedTraining):
 
     def _end_round(self) -> None:
         if self._gathering is not None:
+            self._gathering.kept.clear()
             self._gathering.record = self.reducer.record = None
 
     def _repeat_round(self) -> Iterator[Bucket]:
@@ -128,7 +131,7 @@ class ShardedTraining(OffloadedTraining):
         steps = collective_steps.all_gather(
             np.array([mine]), [numbers[rank : rank + 1] for rank in range(self.group.size())]
         )
-        run(self.group, f"disk_offload, comparing {what}", steps)
+        run(self.group, f"{self.who}, comparing {what}", steps)
         return int(numbers.min())
 
     def _share_first_values(self, tensors: Sequence[Tensor]) -> None:
@@ -136,7 +139,7 @@ class ShardedTraining(OffloadedTraining):
         mine = [xxhash.xxh3_64_intdigest(_flat(tensor.array).view(np.uint8).data) for tensor in tensors]
         digests = np.empty((self.group.size(), len(mine)), np.uint64)
         steps = collective_steps.all_gather(np.array(mine, np.uint64), list(digests))
-        run(self.group, "disk_offload, comparing values", steps)
+        run(self.group, f"{self.who}, comparing values", steps)
         for tensor, column in zip(tensors, digests.T, strict=True):
             if (column != column[0]).any():
                 self._broadcast(tensor)
@@ -152,9 +155,8 @@ class ShardedTraining(OffloadedTraining):
     def take_optimizer(self, optimizer: Optimizer) -> None:
         if not isinstance(optimizer, FormulaOptimizer):
             raise UnsupportedError(
-                f"disk_offload: got {type(optimizer).__name__}, whose updates need whole parameters, where each of "
-                f"{self.group.size()} processes updates a part; give another optimizer, such as AdamW, or shard=None "
-                'and wire="float32"'
+                f"{self.who}: got {type(optimizer).__name__}, whose updates need whole parameters, where each of "
+                f"{self.group.size()} processes updates a part; give another optimizer, such as AdamW{self._or_alone}"
             )
         super().take_optimizer(optimizer)
 
@@ -167,8 +169,8 @@ class ShardedTraining(OffloadedTraining):
         """After backward has added to a gradient: the reducer takes it."""
         if id(param) not in self.reducer.parts:
             raise GraphError(
-                f"disk_offload: {self._names[id(param)]} got a gradient, but required none when the model was "
-                "offloaded; call requires_grad_() before, in all processes"
+                f"{self.who}: {self._names[id(param)]} got a gradient, but required none when {self.who} got the "
+                "model; call requires_grad_() before, in all processes"
             )
         self.residents.store.begin_phase("backward")
 
@@ -193,16 +195,16 @@ class ShardedTraining(OffloadedTraining):
 
     def _norms(self, optimizer: Optimizer) -> list[float]:
         gradients = [param.grad for param, _ in members(optimizer) if param.grad is not None]
-        found = [grad for grad in gradients if isinstance(grad, ShardedGradient)]
-        return [clip_grad.norm_of_squares(sums) for sums in norms_of(self.group, found)] if found else []
+        return clip_grad.norms([grad for grad in gradients if isinstance(grad, ShardedGradient)])
 
     @contextlib.contextmanager
     def around_step(self) -> Iterator[None]:
         optimizer = self._optimizer()
         if optimizer is not None:
             self._require_sums(optimizer)
-        if self._gathering is not None:
-            self._gathering.forget_ahead()  # it will have other values
+        if self._gathering is not None:  # what is there will have other values
+            self._gathering.forget_ahead()
+            self._gathering.kept.clear()
         with super().around_step():
             self._is_updating = True
             try:
@@ -212,9 +214,12 @@ class ShardedTraining(OffloadedTraining):
                     self._gatherer.finish()
                 raise
             else:
+                for param in self._updated:
+                    self._begin_gathering(param, param._storage.array)
                 self._gatherer.finish()
             finally:
                 self._is_updating = False
+                self._updated.clear()
 
     def _require_sums(self, optimizer: Optimizer) -> None:
         for param, _ in members(optimizer):
@@ -222,11 +227,11 @@ class ShardedTraining(OffloadedTraining):
                 continue
             if id(param) not in self.reducer.parts:
                 raise GraphError(
-                    "disk_offload: the optimizer has a parameter that the model did not have when it was offloaded; "
+                    f"{self.who}: the optimizer has a parameter that the model did not have when {self.who} got it; "
                     "several processes update the model's alone"
                 )
             raise GraphError(
-                f"disk_offload: {self._names[id(param)]} has a gradient of this process alone when it is to be "
+                f"{self.who}: {self._names[id(param)]} has a gradient of this process alone when it is to be "
                 "updated; run the last backward of a step outside no_sync()"
             )
 
@@ -276,9 +281,15 @@ class ShardedTraining(OffloadedTraining):
                     self._put_state_away(optimizer, param)
                 raise
             if array is not None and parts is not None:
-                param._storage.begin_change()  # by what arrives: this process may have no part of its own
-                self._gatherer.begin(self._names[id(param)], array, parts)
+                if param._storage.offloaded:
+                    self._begin_gathering(param, array)
+                else:  # updates of parameters in RAM are made together, later
+                    self._updated.append(param)
             del array
+
+    def _begin_gathering(self, param: Tensor, array: np.ndarray) -> None:
+        param._storage.begin_change()  # by what arrives: this process may have no part of its own
+        self._gatherer.begin(self._names[id(param)], array, self.reducer.parts[id(param)])
 
     def _idle_bytes(self, param: Tensor) -> int:
         """Return how many bytes of parameters may be under way while a parameter is updated."""
@@ -307,8 +318,10 @@ class ShardedTraining(OffloadedTraining):
             if not isinstance(value, Tensor) or parts is None or (param.ndim and not value.ndim):  # a number
                 continue
             shard = value.shard if isinstance(value, ShardedTensor) else value
-            if shard is value and value.shape == param.shape and not value.storage.offloaded:  # it was loaded
-                shard = value.detach().reshape(-1)[self._own(param)].clone()
+            if shard is value and value.shape == param.shape and not value.storage.offloaded:
+                own, shard = self._own(param), value.detach().reshape(-1)
+                if own.stop - own.start < shard.numel():  # it was loaded; a pending update may still fill a whole part
+                    shard = shard[own].clone()
             if shard.numel():
                 self.residents.offload(shard, Label("state", key, self._names.get(id(param))))
             state[key] = ShardedTensor.of(self.group, parts, shard, tuple(param.shape))

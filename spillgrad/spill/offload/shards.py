@@ -8,14 +8,14 @@ import collections
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from spillgrad.distributed.collective_steps import all_gather, cut
-from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
+from spillgrad.distributed.process_group import ProcessGroup, Work, begin
 from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.distributed.wires import Wire
 from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket
@@ -50,11 +50,9 @@ class ShardedGradient(ShardedTensor):
 
     sums: int  # how many sums over all processes it has been through
 
-    def squares(self) -> np.ndarray:
-        """Return the sums of squares of this process's part."""
+    def known_squares(self) -> np.ndarray | None:
         storage = self.shard._storage
-        known = storage.squares if isinstance(storage, OffloadedStorage) else None
-        return clip_grad.squares(self.shard) if known is None else known
+        return storage.squares if isinstance(storage, OffloadedStorage) else None
 
 
 def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
@@ -99,6 +97,8 @@ class ShardReducer(BackwardBuckets):
         The most bytes that may be under way while backward computes.
     ahead_bytes : int
         The bytes of the store's budget that are for other things meanwhile.
+    who : str
+        Name of the user's object, for errors.
     put_away : callable
         Moves the gradient of a parameter, whole or a part, to the store.
     needs_squares : bool
@@ -110,10 +110,10 @@ class ShardReducer(BackwardBuckets):
 
     def __init__(
         self, residents: Residents, group: ProcessGroup, named: Sequence[tuple[str, Tensor]], bucket_bytes: int,
-        wire: Wire, spare_bytes: int, ahead_bytes: int, put_away: Callable[[Tensor, str], None], needs_squares: bool,
-        ended: Callable[[], None],
+        wire: Wire, spare_bytes: int, ahead_bytes: int, who: str, put_away: Callable[[Tensor, str], None],
+        needs_squares: bool, ended: Callable[[], None],
     ) -> None:  # fmt: skip
-        super().__init__("disk_offload", group, named, bucket_bytes, wire, _is_in_parts)
+        super().__init__(who, group, named, bucket_bytes, wire, _is_in_parts)
         self._spare_bytes = spare_bytes
         self._budget_bytes = residents.store.ram_budget - ahead_bytes
         self.record: list[Any] | None = None  # buckets in the order in which backward fills them, if somebody asks
@@ -311,21 +311,3 @@ class Gatherer:
             work.wait()
             del array
             self._residents.return_changed()
-
-
-def norms_of(group: ProcessGroup, gradients: Sequence[ShardedGradient]) -> Iterator[np.ndarray]:
-    """Yield the sums of squares of each whole gradient, in the order of its elements; all processes call it."""
-    numbers = [2 if grad.is_complex() else 1 for grad in gradients]  # of an element
-    counts = [
-        [-(-(part.stop - part.start) * each // CHUNK) for part in grad.parts]
-        for grad, each in zip(gradients, numbers, strict=True)
-    ]
-    mine = np.concatenate([grad.squares() for grad in gradients])
-    whole = [np.empty(sum(of_rank)) for of_rank in zip(*counts, strict=True)]
-    run(group, f"norms of {len(gradients)} gradients", all_gather(mine, whole))
-    starts = [0] * group.size()
-    for of_ranks in counts:
-        yield np.concatenate(
-            [sums[start : start + count] for sums, start, count in zip(whole, starts, of_ranks, strict=True)]
-        )
-        starts = [start + count for start, count in zip(starts, of_ranks, strict=True)]

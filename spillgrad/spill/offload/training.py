@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
-from spillgrad.autograd.core.node import HookDict, OwnHook
+from spillgrad.autograd.core.node import HookDict, OwnHook, RemovableHandle
 from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
@@ -23,12 +23,15 @@ from spillgrad.tensor_data import Storage
 class OffloadedTraining(StepContext):
     """The hooks on a model, its parameters and its optimizer. The hooked objects keep this alive, not vice versa."""
 
+    who = "disk_offload"
+
     def __init__(self, residents: TensorResidents, step_in_backward: bool, max_grad_norm: float | None) -> None:
         self.residents = residents
         self.grad_norm: float | None = None
         self._step_in_backward = step_in_backward
         self._max_grad_norm = max_grad_norm
         self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._handles: list[RemovableHandle] = []
         self._names: dict[int, str] = {}
         self._groups = GroupFinder()
         self._factor: float | None = None  # scales the gradients during the updates of one step
@@ -44,9 +47,7 @@ class OffloadedTraining(StepContext):
         for name, tensor in tensors:
             other = owners.setdefault(tensor.storage, name)
             if other != name:
-                raise ArgumentError(
-                    f"disk_offload: {name} and {other} share memory; clone() one, or register one tensor"
-                )
+                raise ArgumentError(f"{self.who}: {name} and {other} share memory; clone() one, or register one tensor")
         for name, tensor in tensors:
             self._names[id(tensor)] = name
             label = Label("parameter", None, name)
@@ -57,13 +58,16 @@ class OffloadedTraining(StepContext):
                     tensor.data = tensor.detach().clone()
                 self.residents.offload(tensor, label)
             if isinstance(tensor, Parameter):  # also a frozen one
-                tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict()).add(self._accumulated)
+                hooks = tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict())
+                self._handles.append(hooks.add(self._accumulated))
         residents = self.residents
         for module in model.modules():
             enter = OwnHook(functools.partial(self._enter, begins_step=module is model))
             leave = OwnHook(lambda module, args, kwargs, result: residents.leave(id(module)))
-            module.register_forward_pre_hook(enter, with_kwargs=True)
-            module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+            self._handles += [
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True, always_call=True),
+            ]
 
     def take_optimizer(self, optimizer: Optimizer) -> None:
         """Offload the state of an optimizer, and become its `step_context`, which surrounds each parameter's update."""

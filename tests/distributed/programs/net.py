@@ -1,13 +1,21 @@
-"""A small model whose gradients come in all ways, for the programs of this folder."""
+"""A small model whose gradients come in all ways, and what one process makes of it, for the programs of this folder."""
+
+import contextlib
 
 import numpy as np
 
 import spillgrad as sg
 from spillgrad import nn
+from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.distributed.wires import WIRES
 from spillgrad.generator import GeneratorState
 
 F = nn.functional
+STEPS, BATCHES = 3, 8
+OPTIMIZERS = {
+    "adamw": lambda params: sg.optim.AdamW(params, lr=1e-2),
+    "sgd": lambda params: sg.optim.SGD(params, lr=1e-1, momentum=0.9),
+}
 
 
 class Net(nn.Module):
@@ -57,3 +65,35 @@ def add_rounded(model, loss, wire):
         if gradient is not None:
             term = rounded(gradient, wire)
             parameter.grad = term if parameter.grad is None else parameter.grad + term
+
+
+def as_bytes(model, optimizer):
+    """Return the bytes of parameters and of the optimizer's state; all processes that share these call it."""
+    found = {name: value.numpy().tobytes() for name, value in model.state_dict().items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        for key, value in state.items():
+            if isinstance(value, ShardedTensor):
+                value = value.full_tensor()
+            found[f"{number}.{key}"] = value.numpy().tobytes() if isinstance(value, sg.Tensor) else value
+    return found
+
+
+def one_process(kind, autocast, max_norm, seed=1, wire="float32"):
+    sg.manual_seed(seed)
+    model = Net()
+    optimizer = OPTIMIZERS[kind]([p for p in model.parameters() if p.requires_grad])
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with sg.autocast("cpu") if autocast else contextlib.nullcontext():
+            for number in range(BATCHES):
+                add_rounded(model, loss_of(model, step, number) * (1 / BATCHES), wire)
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+    return as_bytes(model, optimizer)
+
+
+def require_same(found, wanted):
+    assert list(found) == list(wanted)
+    differing = [name for name, value in wanted.items() if found[name] != value]
+    assert not differing, differing
