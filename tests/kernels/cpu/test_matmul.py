@@ -372,6 +372,7 @@ for m, n, k in ((3, 4, 5), (30, 35, 18), (130, 300, 270), (1, 5, 4)):
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@pytest.mark.exhaustive
 def test_bfloat16_needs_no_instruction_of_its_own():
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)

@@ -211,6 +211,7 @@ def test_kernels_are_timed_in_processes_of_their_own(capsys: pytest.CaptureFixtu
         assert bar["reached"] == pytest.approx((result["seconds"]["ours"] - result["seconds"]["numpy"]) * 1e6)
 
 
+@pytest.mark.exhaustive
 def test_the_table_shows_times_and_with_bars_the_bars(capsys: pytest.CaptureFixture[str]):
     command = ["bench", "kernels", "--filter", "tanh 1000", "--rounds", "1"]
     assert main(command) == 0
