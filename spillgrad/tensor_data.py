@@ -61,6 +61,10 @@ class Storage:
             self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
         return self._uid  # type: ignore[return-value]
 
+    def parts_now(self) -> Any:
+        """Return `in_parts` with all changes."""
+        return self.in_parts
+
     def begin_change(self) -> None:
         """Before a change, let `keeper` copy the values, and count the change, so that other threads can detect it."""
         if self.keeper is not None:

@@ -9,11 +9,9 @@ from spillgrad.errors import UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.spill.offload.in_ram import RamResidents, RamTraining
 from spillgrad.spill.offload.needs import Sharing
+from spillgrad_kernels.memory import buffers
 
 __all__ = ["FSDPModule", "fully_shard"]
-
-# By the id of a group, which they hold.
-_residents: weakref.WeakValueDictionary[int, RamResidents] = weakref.WeakValueDictionary()
 
 
 def fully_shard(
@@ -67,7 +65,8 @@ def fully_shard(
     Parameters of at least 64 KiB for each process are in parts, which are runs of elements; PyTorch cuts all along the
     first dimension. ``param.grad`` is a `ShardedTensor`: ``shard`` is this process's part, and ``full_tensor()``,
     called by all, the whole. A parameter may be used as before, by all processes together: they use the same ones in
-    the same order, also when they evaluate, generate or save. Otherwise all raise DistributedError.
+    the same order, also when they evaluate, generate or save. Otherwise all raise DistributedError. An array that
+    ``numpy()`` has returned is the parameter's memory until the next update, and a copy from then on; so are views.
 
     Examples
     --------
@@ -95,14 +94,15 @@ def fully_shard(
         for inner in module.modules():
             if isinstance(inner, FSDPModule) and inner._fully_sharded is not None:
                 inner._fully_sharded.release()
-                inner._fully_sharded = None
-        residents = _residents.get(id(group))
-        if residents is None:
-            residents = _residents[id(group)] = RamResidents(group, sharing)
+        residents = RamResidents(group, sharing)
         training = RamTraining(residents, False, None, group, sharing.wire, residents.store.ram_budget)
         training.take_model(module)
+        for inner in module.modules():
+            if isinstance(inner, FSDPModule):
+                inner._fully_sharded = training
         for parameter in module.parameters():
             parameter._take_optimizer = weakref.WeakMethod(training.take_optimizer)
+        buffers.empty_cache()  # the wholes are gone
     if not isinstance(module, FSDPModule):
         kind = type(module)
         # The name stays: a checkpoint holds it.
@@ -130,12 +130,13 @@ class FSDPModule:
         return _new, (self._of,), *whole.__reduce_ex__(protocol)[2:]
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Choose whether the next backwards add up the gradients of all processes, or those of this one alone.
+        """Choose whether backward adds up the gradients of all processes, or those of this one alone.
 
         Parameters
         ----------
         requires_gradient_sync : bool
-            Whether they add up those of all, as at first. Set it again before the last backward of a step.
+            Whether it adds up those of all, as at first: that of the next forwards, until this is set again. Set it
+            before the last forward of a step.
         recurse : bool, default True
             Accepted for PyTorch's programs: all parameters of the module are meant.
         """

@@ -109,6 +109,7 @@ class Call:
         self.result, self.error = result, error
         self._steps.close()
         self._messages, self._exchange = [], None
+        self._arriving = {}  # whoever waits may ask who holds the memory
         self._has_waited()
         try:
             if not self._is_quiet:

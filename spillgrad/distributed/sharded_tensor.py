@@ -54,7 +54,8 @@ class ShardedTensor(Tensor):
     def _array(self) -> np.ndarray:  # type: ignore[override]
         raise GraphError(
             f"a tensor of shape {self._shape} is in {self.group.size()} parts, one in each process; call "
-            "full_tensor() in all processes, or use the part of this one, shard"
+            "full_tensor() in all processes, or use the part of this one, shard; an optimizer for parameters in parts "
+            "is made after fully_shard()"
         )
 
     def __repr__(self) -> str:

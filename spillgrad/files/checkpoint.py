@@ -124,7 +124,7 @@ def save_checkpoint(
         frozen = _frozen(model)
         tensors = {name: tensor for name, tensor in tensors.items() if name not in frozen}
     for name, tensor in tensors.items():
-        in_parts = tensor._storage.in_parts
+        in_parts = tensor._storage.parts_now()
         tensors[name] = tensor if in_parts is None else in_parts
     shared = [tensor for tensor in (*of_tensors.values(), *tensors.values()) if isinstance(tensor, ShardedTensor)]
     group = shared[0].group if shared else group

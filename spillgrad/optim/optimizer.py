@@ -244,8 +244,8 @@ class Optimizer:
         for key, value in self.defaults.items():
             param_group.setdefault(key, value)
         self.param_groups.append(param_group)
-        for param in params:
-            take = None if param._take_optimizer is None else param._take_optimizer()
+        taking = {param._take_optimizer for param in params}  # weak methods are equal if their methods are
+        for take in [None if known is None else known() for known in taking]:
             if take is not None:
                 take(self)
 

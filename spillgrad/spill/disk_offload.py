@@ -14,7 +14,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
-from spillgrad.spill.offload.needs import Needs, Sharing
+from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
@@ -158,10 +158,11 @@ class disk_offload(OffloadOwner):
     `wire` of fewer bits.
 
     **Parameters in parts.** With ``shard="all"``, parameters of at least 64 KiB for each process are in parts. They
-    travel three times in a step instead of once, so this is for small disks and fast networks. All processes use the
+    travel in each forward and backward, so this is for small disks and fast networks. All processes use the
     same parameters in the same order, also when they evaluate, generate or read weights; otherwise all raise
     DistributedError. A process without a batch calls `contribute_nothing`, which repeats the uses of its last one. A
-    function that builds the model runs with the first process's random state.
+    function that builds the model runs with the first process's random state. An array that ``numpy()`` has returned is
+    the parameter's memory until the next update, and a copy from then on; so are views.
 
     Examples
     --------
@@ -285,6 +286,9 @@ class disk_offload(OffloadOwner):
             training = OffloadedTraining(*common)
         else:
             spare_bytes = self._residents.store.ram_budget - self.least_budget
+            if isinstance(self._residents, GatheringResidents):
+                # The same in all processes, as what modules keep decides what is brought together.
+                self._residents.gathering.budget_bytes = largest_whole_bytes(FRAMEWORK, self.model, self._sharing)
             training = ShardedTraining(*common, self._group, self._sharing.wire, spare_bytes)
         training.take_model(self.model)
         if self.optimizer is not None:

@@ -690,7 +690,11 @@ class DiskStore(TieredStore[DiskEntry]):
         nbytes = math.prod(shape) * dtype.itemsize
         with self._state.lock:
             room = self._begin_room(nbytes)
-            array = buffers.empty(shape, dtype)
+            try:
+                array = buffers.empty(shape, dtype)
+            except MemoryError:
+                self._state.tier.end_room(nbytes, room)
+                raise
             counted = _Counted(array, self._state.posted.append)
             counted.end, counted.all = functools.partial(self._state.tier.end_room, nbytes, room), self._counted
             self._counted[id(counted)] = counted

@@ -54,10 +54,20 @@ def test_parameters_in_parts_are_used_as_others(processes, tmp_path):
     assert not list(tmp_path.glob("rank*/*"))
 
 
+@pytest.mark.exhaustive
+def test_models_of_one_shape_are_told_apart(tmp_path):
+    ran = launch(2, "fully_sharded.py", tmp_path, "mixed")
+    assert ran.status != 0
+    assert re.search(r"rank 0: weight .* of model \d+ of the group, .*; rank 1: weight", ran.errors), ran.errors
+
+
+@pytest.mark.exhaustive
 def test_a_process_that_uses_a_parameter_in_parts_alone_is_told_so(tmp_path):
     ran = launch(2, "parameters_in_parts.py", tmp_path, "alone")
     assert ran.status != 0
-    told = r"rank 0: weight \(5120 float32\), parameters_in_parts.py:\d+; rank 1: barrier, parameters_in_parts.py:\d+"
+    told = (
+        r"rank 0: weight \(5120 float32\), .*, parameters_in_parts.py:\d+; rank 1: barrier, parameters_in_parts.py:\d+"
+    )
     assert re.search(told, ran.errors), ran.errors
 
 

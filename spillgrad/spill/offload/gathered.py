@@ -38,17 +38,22 @@ def parts_of(count: int, ranks: int) -> list[slice]:
 
 
 _NOTHING_YET = (-1, -1)
+# Who keeps the last array that was used outside of modules, and those that wait for backward.
+_LAST, BACKWARD = "last", "backward"
+# How many models of each group are in parts.
+_models_of: "weakref.WeakKeyDictionary[ProcessGroup, int]" = weakref.WeakKeyDictionary()
 
 
 class Parts(Handle):
     """The name of an array of which each process has a part."""
 
-    __slots__ = ("changing", "in_parts")
+    __slots__ = ("changes", "changing", "in_parts")
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label, in_parts: ShardedTensor) -> None:
         super().__init__(array, sequence, label)
         self.in_parts = in_parts
         self.changing: np.ndarray | None = None  # the whole array, while it is changed
+        self.changes = 0  # how often it was changed, in the program's order
 
 
 class Memory(Protocol):
@@ -93,8 +98,11 @@ class Gathering:
         self.record: list[Any] | None = None
         self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a part is dropped with its tensor
         self._store = store
+        self._number = _models_of.get(group, 0)
+        _models_of[group] = self._number + 1
         self._made = 0
         self._handles: weakref.WeakValueDictionary[int, Parts] = weakref.WeakValueDictionary()
+        self._runs_ahead = True  # False between a change by the program and the next update
         # The numbers of the last two arrays, and of those that followed on each such pair when it was last seen.
         self._lately = _NOTHING_YET
         self._following: dict[tuple[int, int], int] = {}
@@ -102,14 +110,21 @@ class Gathering:
 
     def new_handle(self, array: np.ndarray, label: Label, in_parts: ShardedTensor) -> Parts:
         """Return the name of a whole array."""
-        handle = self._handles[self._made] = Parts(array, self._made, label, in_parts)
-        self._made += 1
+        handle = Parts(array, self._made, label, in_parts)
+        self.adopt(handle)
         return handle
+
+    def adopt(self, handle: Parts) -> None:
+        """Bring an array together from now on that another one has brought together before."""
+        handle.sequence = self._made
+        self._handles[self._made] = handle
+        self._made += 1
 
     def gather(self, handle: Parts, array: np.ndarray | None = None) -> np.ndarray:
         """Return the whole array, in `array` if it is given. All processes call it."""
         if self.record is not None:
             self.record.append(handle.sequence)
+        self.kept.pop(_LAST, None)
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.handle is not handle:
             ahead.work.wait()
@@ -125,7 +140,7 @@ class Gathering:
         self._following[self._lately] = handle.sequence
         self._lately = (self._lately[1], handle.sequence)
         following = self._handles.get(self._following.get(self._lately, -1))
-        if following is not None and following.nbytes <= self.ahead_bytes:
+        if self._runs_ahead and following is not None and following.nbytes <= self.ahead_bytes:
             self._ahead = self._begin(following, None)
         return found
 
@@ -136,16 +151,24 @@ class Gathering:
         pieces = [flat[part] for part in whole.parts]
         own = pieces[self.group.rank()]
         np.copyto(own, whole.shard.array)
-        words = f"{handle.label.module} ({flat.size} {flat.dtype})"
+        words = (
+            f"{handle.label.module} ({flat.size} {flat.dtype}), parameter {handle.sequence} of model {self._number} of "
+            f"the group, after {handle.changes} changes"
+        )
         return _Gathered(handle, array, begin(self.group, words, collective_steps.all_gather(own, pieces)))
 
     def gather_again(self, number: int) -> None:
         """Take part in bringing together an array that this process does not need."""
         self.gather(self._handles[number])
 
-    def forget_ahead(self) -> None:
-        """Let go of what was brought together before it is needed; next time, it is not. All processes call it."""
-        self._following.pop(self._lately, None)
+    def begin_updates(self) -> None:
+        """Let go of all that will have other values. All processes call it, before an optimizer changes parts."""
+        self.kept.clear()
+        self._forget_ahead()
+        self._runs_ahead = True
+
+    def _forget_ahead(self) -> None:
+        self._following.pop(self._lately, None)  # next time, it is not brought together so early
         self._lately = _NOTHING_YET
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -165,14 +188,22 @@ class Gathering:
     def begin_change(self, handle: Parts, array: np.ndarray) -> None:
         """Keep `array`, the whole, until the change has ended."""
         handle.changing = array
+        handle.changes += 1
+        self.kept.pop(_LAST, None)
+        self._forget_ahead()  # it may have old values, and so may what follows until all changes have ended
+        self._runs_ahead = False
 
     def end_change(self, handle: Parts, changed: bool) -> None:
         """Store this process's part of the new values."""
-        array, handle.changing = handle.changing, None
-        if not changed or array is None:
+        if changed:
+            self.store_part(handle)
+        handle.changing = None
+
+    def store_part(self, handle: Parts) -> None:
+        """Store this process's part of what a program has changed so far."""
+        array = handle.changing
+        if array is None:
             return
-        if self._ahead is not None and self._ahead.handle is handle:  # it has old values
-            self.forget_ahead()
         part = handle.in_parts.parts[self.group.rank()]
         shard = handle.in_parts.shard
         target = shard.array_to_overwrite()
@@ -210,9 +241,35 @@ class GatheredStorage(OffloadedStorage):
             self._alive = weakref.ref(array)
             self._is_overwritten = False
         self.hold(array)
-        if self._store.keeps_until_backward and self._store.record is not None and in_a_module:
-            self._store.kept.setdefault("backward", []).append(array)
+        if not in_a_module:  # an operation asks for it several times
+            self._store.kept[_LAST] = [array]
+        elif self._store.keeps_until_backward and self._store.record is not None:
+            self._store.kept.setdefault(BACKWARD, []).append(array)
         return array
+
+    def parts_now(self) -> ShardedTensor:
+        """Return the parameter in parts, with what a program has changed so far."""
+        self._residents.return_changed(with_last=True)
+        self._store.store_part(self._handle)
+        return self._handle.in_parts
+
+    def count_change(self) -> None:
+        super().count_change()
+        self._handle.changes += 1
+
+    def move_to(self, residents: "GatheringResidents") -> None:
+        """Have other residents decide when the whole is in RAM."""
+        self.parts_now()
+        self.let_go()
+        self._residents, self._store = residents, residents.gathering
+        residents.gathering.adopt(self._handle)
+
+    def let_go(self) -> None:
+        """Store what a program has changed; an array that it still holds is the parameter's no more."""
+        with self._residents.lock:
+            self._store.end_change(self._handle, self._mark is None or self._mark != self.mark())
+            self._changing, self._mark, self._is_overwritten = False, None, False
+            self._alive = weakref.ref(np.empty(0))  # none
 
     def _is_kept(self, array: np.ndarray) -> bool:
         held = (frame.held.get(self._store, ()) for frame in self._residents.thread.frames)
@@ -267,6 +324,36 @@ class GatheringResidents(TensorResidents):
             storage.__class__ = GatheredStorage
             Resident.place(storage, self, self.gathering, handle, array)
             self.store.drop(former)
+
+    def make_room(self, nbytes: int, store: Any) -> None:
+        super().make_room(nbytes, store)
+        gathered, held = ([frame.held[each] for frame in self.thread.frames] for each in (self.gathering, self.store))
+        excess = nbytes - self.store.budget_bytes + sum(used.nbytes for some in (*gathered, *held) for used in some)
+        for arrays in held:
+            while excess > 0 and arrays:
+                excess -= arrays.popleft().nbytes
+
+    def leave(self, owner: int) -> None:
+        self.gathering.kept.pop(_LAST, None)
+        super().leave(owner)
+
+    def enter(self, owner: int, begins_step: bool = False) -> None:
+        self.gathering.kept.pop(_LAST, None)
+        super().enter(owner, begins_step)
+
+    def begin_updates(self) -> None:
+        """Before an optimizer changes parts: end all changes by the program, whatever it still holds."""
+        self.return_changed(with_last=True)
+        with self.lock:
+            held = [resident for known in self.changing if isinstance(resident := known(), GatheredStorage)]
+            for storage in held:
+                storage.let_go()
+            self.changing = collections.deque(known for known in self.changing if known() not in held)
+        self.gathering.begin_updates()
+
+    def forget_last(self) -> None:
+        """Let go of the last array that was used outside of modules."""
+        self.gathering.kept.pop(_LAST, None)
 
     def cuts(self, tensor: Tensor) -> bool:
         """Return whether a tensor, which is whole, is to be in parts."""

@@ -23,7 +23,7 @@ from spillgrad_kernels.memory import buffers
 class Ram:
     """Stands in for a store where all is in RAM: nothing is moved, and nothing counts."""
 
-    ram_budget = 1 << 62
+    ram_budget = budget_bytes = 1 << 62
 
     def room(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
         """Return a context manager; there is room."""
@@ -51,7 +51,10 @@ class RamResidents(GatheringResidents):
             tensor.data = Tensor.wrap(np.ascontiguousarray(tensor._array))
 
     def cut(self, tensor: Tensor, label: Label) -> None:
-        if self.cuts(tensor):
+        storage = tensor._storage
+        if isinstance(storage, GatheredStorage):  # by a call of `fully_shard` for a layer
+            storage.move_to(self)
+        elif self.cuts(tensor):
             TensorResidents.offload(self, tensor, label)
 
     def _keep_part(self, shard: Tensor, label: Label) -> None:

@@ -25,7 +25,7 @@ from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.spill.offload.gathered import GatheringResidents
+from spillgrad.spill.offload.gathered import BACKWARD, GatheringResidents
 from spillgrad.spill.offload.needs import members
 from spillgrad.spill.offload.shards import Gatherer, ShardedGradient, ShardReducer
 from spillgrad.spill.offload.tensors import TensorResidents
@@ -101,12 +101,12 @@ class ShardedTraining(OffloadedTraining):
 
     def _begin_round(self) -> None:
         """Begin to record what a forward and its backward gather and fill."""
-        if self._gathering is not None:
+        if self._gathering is not None and self._gathering.record is None:  # else one backward follows several forwards
             self._gathering.record = self.reducer.record = self._last_round = []
 
     def _end_round(self) -> None:
         if self._gathering is not None:
-            self._gathering.kept.clear()
+            self._gathering.kept.pop(BACKWARD, None)
             self._gathering.record = self.reducer.record = None
 
     def _repeat_round(self) -> Iterator[Bucket]:
@@ -172,6 +172,8 @@ class ShardedTraining(OffloadedTraining):
                 f"{self.who}: {self._names[id(param)]} got a gradient, but required none when {self.who} got the "
                 "model; call requires_grad_() before, in all processes"
             )
+        if isinstance(self.residents, GatheringResidents):
+            self.residents.forget_last()
         self.residents.store.begin_phase("backward")
 
     def _put_gradient_in_store(self, grad: Tensor, name: str) -> None:
@@ -202,9 +204,8 @@ class ShardedTraining(OffloadedTraining):
         optimizer = self._optimizer()
         if optimizer is not None:
             self._require_sums(optimizer)
-        if self._gathering is not None:  # what is there will have other values
-            self._gathering.forget_ahead()
-            self._gathering.kept.clear()
+        if isinstance(self.residents, GatheringResidents):
+            self.residents.begin_updates()
         with super().around_step():
             self._is_updating = True
             try:

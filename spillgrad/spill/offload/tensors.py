@@ -1,5 +1,7 @@
 """Offloaded tensors: their memory is in a store, and in RAM or on a device while it is used."""
 
+import itertools
+import math
 import operator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -74,6 +76,9 @@ class TensorResidents(Residents):
 
     def end(self) -> None:
         hooks.watch(-1)
+
+    def cut(self, tensor: Tensor, label: Label) -> None:
+        """Keep only this process's part of a tensor: a no-op where processes share no parameters."""
 
     def offload(self, tensor: Tensor, label: Label) -> None:
         """Move the memory of a leaf tensor to the store; the tensor's class becomes the matching one of `KINDS`.
@@ -165,6 +170,22 @@ class Offloaded(Tensor):
     itemsize = property(operator.attrgetter("_storage._dtype.itemsize"))
     ndim = property(lambda self: len(self.shape))
 
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    nelement = numel
+
+    def stride(self, dim: int | None = None) -> Any:
+        behind = itertools.accumulate(reversed(self.shape[1:]), lambda count, size: count * max(1, size), initial=1)
+        strides = tuple(behind)[::-1][: self.ndim]
+        return strides if dim is None else strides[dim]
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        return memory_format is None or super().is_contiguous(memory_format)
+
     @property
     def _array(self) -> np.ndarray:
         return self._storage.array
@@ -192,9 +213,11 @@ class Offloaded(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        residents, label = self._storage._residents, self._storage.label
+        residents, label, in_parts = self._storage._residents, self._storage.label, self._storage.in_parts
         cast(property, Tensor.data).__set__(self, value)  # now `self` is a plain tensor
         residents.offload(self, label)
+        if in_parts is not None:
+            residents.cut(self, label)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

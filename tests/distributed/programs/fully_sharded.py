@@ -96,6 +96,32 @@ assert size == 1 or gathered
 Gathering.gather = kept
 optimizer.zero_grad()
 
+# What a program has changed is saved, also while it holds an array.
+for change in ("in place", "array", "unsharded"):
+    changed = nn.Linear(300, 70)
+    fully_shard(changed)
+    trained = sg.optim.SGD(changed.parameters(), lr=0.1)
+    if change == "array":
+        array = changed.weight.numpy()
+        array[:] = 3
+    else:
+        if change == "unsharded":
+            changed.unshard()
+        with sg.no_grad():
+            changed.weight.fill_(3.0)
+    sg.save_checkpoint(Path(sys.argv[1]) / "changed", changed, trained)
+    loaded = nn.Linear(300, 70)
+    sg.load_checkpoint(Path(sys.argv[1]) / "changed", loaded)
+    assert (loaded.weight.numpy() == 3).all(), change
+    array = None
+
+# Models are told apart, and each has its own settings.
+alike = nn.Linear(300, 70)
+fully_shard(alike, reshard_after_forward=False)
+if size > 1:
+    assert not changed._fully_sharded._gathering.keeps_until_backward
+    before = [p.numel() for p in alike.parameters()] if rank == 0 else []  # which needs no other process
+
 # Gradients of this process alone, added up at the end; an average, as PyTorch's.
 x = sg.tensor(np.random.default_rng(rank).normal(size=(4, 300)).astype("f"))
 linear = nn.Linear(300, 70)
@@ -141,6 +167,8 @@ for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
     }
 
 # Mistakes.
+if len(sys.argv) > 2:  # two models of one shape
+    (linear if rank == 0 else alike)(x)
 second = nn.Linear(300, 70)
 fully_shard(second)
 offloaded = sg.disk_offload(nn.Linear(2, 2), None, Path(sys.argv[1]), ram_budget="1MiB", shard=None)

@@ -155,6 +155,55 @@ for optimizer in (None, offload.optimizer):
     sg.load_checkpoint(saved, loaded)
     assert values(loaded) == values(wanted)
 
+# An array that a program still holds does not keep its parameter from being updated.
+sg.load_checkpoint(saved, offload.model, offload.optimizer)
+start = values(offload.model)
+ends = []
+for holds in (False, True):
+    model = build()
+    sg.load_checkpoint(Path(sys.argv[1]) / "wanted", model)
+    trained = offloaded(model)
+    held = trained.model[1].weight.numpy() if holds else None
+    if holds:
+        held[0] = 5
+    else:
+        with sg.no_grad():
+            trained.model[1].weight[0] = 5
+    for _ in range(2):
+        trained.model(x).square().sum().backward()
+        trained.optimizer.step()
+        trained.optimizer.zero_grad()
+    ends.append(values(trained.model))
+assert ends[0] == ends[1] != start
+
+# What a parameter is like needs no other process; a use outside of modules brings it together once.
+if rank == 0:
+    weight = trained.model[1].weight
+    about = (weight.numel(), weight.stride(), weight.is_contiguous(), weight.storage_offset(), weight.dim())
+    assert about == (WIDTH**2, (WIDTH, 1), True, 0, 2)
+gathered.clear()
+Gathering.gather = lambda *arguments: (gathered.append(arguments), kept(*arguments))[1]
+with sg.no_grad():
+    trained.model[1].weight.mul_(2)
+    trained.model[1].weight.clamp_(-1, 1)
+assert len(gathered) <= 2, len(gathered)
+Gathering.gather = kept
+
+# Another dtype is in parts, too.
+trained.model.double()
+assert trained.model[1].weight.dtype == sg.float64
+assert trained.model[1].weight._storage.in_parts.dtype == sg.float64
+assert len({item for item in values(trained.model).values()}) > 1
+
+# A process without a batch repeats a round of two forwards and one backward.
+pair = offloaded(lambda: nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3))))
+for turn in range(2):
+    if turn == 0 or rank == 0:
+        (pair.model(x).square().sum() + pair.model(x * 2).square().sum()).backward()
+    else:
+        pair.contribute_nothing()
+pair.optimizer.step()
+
 # A process that has had no batch cannot know what to take part in.
 try:
     offloaded().contribute_nothing()
