@@ -181,7 +181,7 @@ class FSDPModule:
             Accepted for PyTorch's programs.
         """
         if self._fully_sharded is not None:
-            self._fully_sharded.keep(self, [parameter for parameter in cast(Module, self).parameters()])
+            self._fully_sharded.keep(self, list(cast(Module, self).parameters()))
 
     def reshard(self) -> None:
         """Let the wholes go that `unshard` has brought together."""

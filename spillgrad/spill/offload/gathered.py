@@ -22,20 +22,11 @@ from spillgrad.generator import default_generator
 from spillgrad.nn.parameter import Parameter
 from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.offload.residents import Resident
+from spillgrad.spill.offload.shards import parts_of
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu.optim import CHUNK
-
-
-def parts_of(count: int, ranks: int) -> list[slice]:
-    """Return the elements of a tensor that each rank has: whole chunks, of which norms are taken."""
-    return [
-        slice(min(chunks.start * CHUNK, count), min(chunks.stop * CHUNK, count))
-        for chunks in collective_steps.cut(-(-count // CHUNK), ranks)
-    ]
-
 
 _NOTHING_YET = (-1, -1)
 # Who keeps the last array that was used outside of modules, and those that wait for backward.
@@ -229,7 +220,7 @@ class GatheredStorage(OffloadedStorage):
 
     @property
     def array(self) -> np.ndarray:  # type: ignore[override]
-        """The whole array. All processes ask for it together, unless a running module of this thread has used it."""
+        """The whole array, which all processes ask for together, unless it is kept for them all, or being changed."""
         array = self._alive()
         if array is not None and (self._changing or self._is_overwritten or self._is_kept(array)):
             return array
@@ -334,11 +325,11 @@ class GatheringResidents(TensorResidents):
                 excess -= arrays.popleft().nbytes
 
     def leave(self, owner: int) -> None:
-        self.gathering.kept.pop(_LAST, None)
+        self.forget_last()
         super().leave(owner)
 
     def enter(self, owner: int, begins_step: bool = False) -> None:
-        self.gathering.kept.pop(_LAST, None)
+        self.forget_last()
         super().enter(owner, begins_step)
 
     def begin_updates(self) -> None:
@@ -365,7 +356,7 @@ class GatheringResidents(TensorResidents):
 
     def _parts_of(self, array: np.ndarray, label: Label) -> Parts:
         """Copy this process's part of an array, and return the name of the whole."""
-        parts = parts_of(array.size, self._group.size())
+        (parts,) = parts_of([array.size], self._group.size())
         shard = Tensor.wrap(array.reshape(-1)[parts[self._group.rank()]].copy())
         self._keep_part(shard, label)
         return self.gathering.new_handle(array, label, ShardedTensor.of(self._group, parts, shard, array.shape))

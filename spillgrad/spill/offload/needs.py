@@ -211,10 +211,8 @@ def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[N
 def largest_whole_bytes(framework: Framework, model: Any, sharing: Sharing) -> int:
     """Return the most bytes of parameters of which each process has a part that one layer's call uses at once."""
     cut = _cut(framework, model, sharing)
-    return max(
-        sum(framework.nbytes_of(tensor) for tensor in tensors if id(tensor) in cut)
-        for _, tensors in _used_at_once(framework, model)
-    )
+    used = (tensors for _, tensors in _used_at_once(framework, model))
+    return max((sum(framework.nbytes_of(each) for each in some if id(each) in cut) for some in used), default=0)
 
 
 def _used_at_once(framework: Framework, model: Any) -> Iterator[tuple[str, list[Any]]]:

@@ -250,10 +250,10 @@ class ShardedTraining(OffloadedTraining):
         return shard
 
     def updated(self, param: Tensor) -> Tensor:
-        in_parts = param._storage.in_parts
+        in_parts: ShardedTensor | None = param._storage.in_parts
         if in_parts is not None:
             param._storage.count_change()
-            return in_parts.shard  # type: ignore[no-any-return]
+            return in_parts.shard
         part: Tensor = param.detach().reshape(-1)[self._own(param)]
         return part
 

@@ -55,22 +55,27 @@ class ShardedGradient(ShardedTensor):
         return storage.squares if isinstance(storage, OffloadedStorage) else None
 
 
-def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
-    """Cut a bucket into a run of elements for each rank; return these, and each tensor's parts by rank.
+def parts_of(sizes: Sequence[int], ranks: int) -> list[list[slice]]:
+    """Cut tensors of so many elements, one behind the other, into a run for each rank; return their parts by rank.
 
     The cuts are at multiples of `CHUNK` elements of a tensor, so that norms can be taken by parts.
     """
-    chunks = [0, *itertools.accumulate(-(-size // CHUNK) for size in bucket.sizes)]
-    runs, parts = [], [[slice(0, 0)] * ranks for _ in bucket.sizes]
-    for rank, run_of_chunks in enumerate(cut(chunks[-1], ranks)):
-        start = stop = None
-        for number, (size, first) in enumerate(zip(bucket.sizes, chunks, strict=False)):
-            begin, end = (min(max(edge - first, 0) * CHUNK, size) for edge in (run_of_chunks.start, run_of_chunks.stop))
-            parts[number][rank] = slice(begin, end)
-            if begin < end:
-                start = bucket.parts[number].start + begin if start is None else start
-                stop = bucket.parts[number].start + end
-        runs.append(slice(start or 0, stop or 0))
+    chunks = [0, *itertools.accumulate(-(-size // CHUNK) for size in sizes)]
+    runs = cut(chunks[-1], ranks)
+    return [
+        [slice(*(min(max(edge - first, 0) * CHUNK, size) for edge in (run.start, run.stop))) for run in runs]
+        for size, first in zip(sizes, chunks, strict=False)
+    ]
+
+
+def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:
+    """Cut a bucket into a run of elements for each rank; return these, and each tensor's parts by rank."""
+    parts = parts_of(bucket.sizes, ranks)
+    runs = []
+    for of_rank in zip(*parts, strict=True):
+        placed = zip(bucket.parts, of_rank, strict=True)
+        filled = [slice(at.start + part.start, at.start + part.stop) for at, part in placed if part.start < part.stop]
+        runs.append(slice(filled[0].start, filled[-1].stop) if filled else slice(0, 0))
     return runs, parts
 
 
