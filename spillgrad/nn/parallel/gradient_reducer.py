@@ -384,22 +384,25 @@ class GradientReducer(BackwardBuckets):
         super()._forget()
 
     def _finish_all_but(self, nbytes: int) -> None:
-        """Take the results that are there; wait for more if sums that are no gradients yet take more than `nbytes`."""
-        while self._under_way:
-            work = self._under_way[0].work
-            assert work is not None
-            if not work.is_completed() and self._copies_bytes() <= nbytes:
-                return
+        """Take the results of the first buckets until those of the rest, to be copied to gradients, are `nbytes`.
+
+        What has arrived by chance does not count: if this backward fails, all processes have taken the same results.
+        """
+        while sum(map(self._copied_bytes, self._under_way)) > nbytes:
             self._finish_first()
 
-    def _copies_bytes(self) -> int:
-        """Return the bytes of sums under way that will be copied to gradients that were there."""
+    def _copied_bytes(self, bucket: Bucket) -> int:
+        """Return how many bytes of a sum will be copied, as its own memory does not become that of the gradient."""
         return sum(
             size * bucket.dtype.itemsize
-            for bucket in self._under_way
             for place, size in zip(bucket.places, bucket.sizes, strict=True)
-            if self._before.get(place) is not None or self._parameter(place).grad is not None
+            if self._is_copied(place)
         )
+
+    def _is_copied(self, place: int) -> bool:
+        parameter = self._parameter(place)
+        others_see_it = len(parameter.__dict__["_post_accumulate_hooks"]) > 1
+        return self._former(place) is not None or others_see_it or parameter.device is not CPU
 
     def _finish_first(self) -> None:
         bucket = self._under_way.popleft()
