@@ -16,6 +16,7 @@ from spillgrad.interop.arrays import dtype_and_shape
 from spillgrad.interop.context import FrameworkContext
 from spillgrad.interop.running_module import RunningModule
 from spillgrad.interop.torch import device_memory
+from spillgrad.interop.torch.cross_entropy import LeanCrossEntropy
 from spillgrad.interop.torch.disk_offload import disk_offload
 from spillgrad.interop.torch.memory import (
     Identity,
@@ -46,6 +47,7 @@ from spillgrad_kernels.device_array import address_of
 SIGNALS_WAIT = True
 
 
+_lean_cross_entropy = LeanCrossEntropy()
 _running = RunningModule(torch.nn.Module._call_impl.__code__, torch.nn.Module.named_modules)
 
 
@@ -203,6 +205,9 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     `ram_budget`, on a stream beside the kernels, as soon as `device_budget` is exceeded. From there they go to disk.
     Backward uses the newest first; as it gives memory up, those that it needs next are copied back beside its kernels.
 
+    **Cross entropy.** For the cross entropy of large logits, as in language models, backward needs two tensors of their
+    size at once, where PyTorch alone needs three. Losses and gradients stay the same, bit for bit.
+
     **Compilation.** `torch.compile` works inside: the hooks pack what the compiled forward saves. `torch.func.grad`,
     `vjp`, `jacrev` and `hessian` refuse all hooks.
 
@@ -244,7 +249,13 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
     def __enter__(self) -> "save_on_disk":
         keep_whole()
         super().__enter__()
+        _lean_cross_entropy.__enter__()
         return self
+
+    @torch.compiler.disable
+    def __exit__(self, *error: object) -> None:
+        _lean_cross_entropy.__exit__(*error)
+        super().__exit__(*error)
 
     @torch.compiler.disable
     def pack_hook(self, tensor: Any) -> Any:

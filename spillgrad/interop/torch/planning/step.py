@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     UnsupportedOperatorException,
 )
 from torch.autograd.graph import saved_tensors_hooks
@@ -19,6 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from spillgrad.errors import ArgumentError
 from spillgrad.interop.arrays import MIN_BYTES
+from spillgrad.interop.torch.cross_entropy import LeanCrossEntropy
 from spillgrad.interop.torch.memory import is_of_leaf, layout_of
 from spillgrad.interop.torch.optimizer import state_bytes_of, updated_state_bytes_of
 from spillgrad.interop.torch.planning.shadow import Shadows, WithoutValues
@@ -124,7 +126,7 @@ class Trace(WithoutValues):
         return self.step
 
     def _run(self, loss: Callable[[Any], Any]) -> None:
-        with saved_tensors_hooks(self._pack, self._unpack):
+        with saved_tensors_hooks(self._pack, self._unpack), LeanCrossEntropy(_is_fake):
             value = loss(self._model)
         if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
             got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -300,6 +302,10 @@ class Trace(WithoutValues):
         if gradient is not None:
             self._note("drop", gradient)
             self._stored -= self.step.items[gradient].nbytes
+
+
+def _is_fake(tensor: Any) -> bool:
+    return isinstance(tensor, FakeTensor)
 
 
 class _Saved:
