@@ -3,9 +3,9 @@
 Source: the names are those of torch.distributed.tensor.DTensor.
 """
 
-import contextlib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,10 +13,9 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.data_type import BY_NUMPY
 from spillgrad.distributed import collective_steps
 from spillgrad.distributed.process_group import ProcessGroup, run
-from spillgrad.errors import CheckpointError, DistributedError, GraphError, SpillError
+from spillgrad.errors import GraphError
 from spillgrad.tensor import Tensor
-
-_SAVED = -1  # what the first process says in place of a tensor's number when it has all
+from spillgrad_kernels.cpu.optim import CHUNK
 
 
 class ShardedTensor(Tensor):
@@ -29,7 +28,7 @@ class ShardedTensor(Tensor):
     parts: Sequence[slice]
     shard: Tensor
     _shape: tuple[int, ...]
-    _asks: "Asked | None" = None
+    whole: "Callable[[ShardedTensor], np.ndarray] | None" = None  # returns the whole, while processes save together
 
     @staticmethod
     def of(group: ProcessGroup, parts: Sequence[slice], shard: Tensor, shape: tuple[int, ...]) -> "ShardedTensor":
@@ -63,9 +62,7 @@ class ShardedTensor(Tensor):
         return f"ShardedTensor(shape={self._shape}, dtype={self.dtype}, part {rank} of {size})"
 
     def host_array(self) -> np.ndarray:
-        if self._asks is None:
-            return super().host_array()
-        return self._asks.for_array(self)
+        return super().host_array() if self.whole is None else self.whole(self)
 
     def detach(self) -> "ShardedTensor":
         """Return the tensor, which is in no graph.
@@ -122,99 +119,23 @@ class ShardedTensor(Tensor):
             If the processes do not call it together.
         """
         whole = np.empty(math.prod(self._shape), self.numpy_dtype)
-        steps = collective_steps.all_gather(self._part(), [whole[part] for part in self.parts])
+        steps = collective_steps.all_gather(self.part(), [whole[part] for part in self.parts])
         run(self.group, f"full_tensor of shape {self._shape}", steps)
         return Tensor.wrap(whole.reshape(self._shape))
 
-    def _part(self) -> np.ndarray:
+    def part(self) -> np.ndarray:
+        """Return the elements of this process's part, in RAM, as an array of one dimension."""
         return np.ascontiguousarray(self.shard.host_array()).reshape(-1)
 
 
-class Asked:
-    """What the first process brings together, tensor by tensor, while the others answer."""
+def parts_of(sizes: Sequence[int], ranks: int) -> list[list[slice]]:
+    """Cut tensors of so many elements, one behind the other, into a run for each rank; return their parts by rank.
 
-    def __init__(self, group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> None:
-        self.result = ""  # what the others learn at the end
-        self._group = group
-        self._numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
-
-    def for_array(self, tensor: ShardedTensor) -> np.ndarray:
-        """Return the whole tensor."""
-        whole = np.empty(math.prod(tensor.shape), tensor.numpy_dtype)
-        _next(self._group, self._numbers[id(tensor)])
-        _bring(tensor, [whole[part] for part in tensor.parts])
-        return whole.reshape(tensor.shape)
-
-
-@contextlib.contextmanager
-def asking(group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> Iterator[Asked]:
-    """Context manager for the first process: `host_array` of these tensors returns the whole; the others `answer`.
-
-    An error that the block raises is theirs, too.
+    The cuts are at multiples of `CHUNK` elements of a tensor, so that norms can be taken by parts.
     """
-    asked = Asked(group, tensors)
-    for tensor in tensors:
-        tensor._asks = asked
-    error: BaseException | None = None
-    try:
-        yield asked
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        for tensor in tensors:
-            tensor._asks = None
-        if not isinstance(error, DistributedError):  # else nobody would hear it
-            _next(group, _SAVED)
-            _told(group, (None if error is None else str(error) or repr(error), asked.result))
-
-
-def answer(group: ProcessGroup, tensors: Sequence[ShardedTensor]) -> str:
-    """Give the first process the parts of these tensors, as long as it asks for some; return its result.
-
-    Raises CheckpointError if the first process could not use them.
-    """
-    while (number := _next(group, 0)) != _SAVED:
-        _bring(tensors[number], None)
-    error, result = _told(group, (None, ""))
-    if error is not None:
-        raise CheckpointError(error)
-    return result
-
-
-def _next(group: ProcessGroup, number: int) -> int:
-    """Return the number that the first process gives."""
-    given = np.array([number])
-    run(group, "what to save next", collective_steps.broadcast(group.rank(), group.size(), 0, given))
-    return int(given[0])
-
-
-def _told(group: ProcessGroup, mine: tuple[str | None, str]) -> tuple[str | None, str]:
-    """Return what the first process says of its error, and its result."""
-    steps = collective_steps.all_gather_object(group.size(), collective_steps.pickled(mine))
-    return run(group, "whether all is saved", steps)[0]  # type: ignore[no-any-return]
-
-
-def _bring(tensor: ShardedTensor, arrays: Sequence[np.ndarray] | None) -> None:
-    """Copy the parts of all processes to the first one, into `arrays`.
-
-    Raises SpillError in the first process if another one cannot read its part, which that learns with the result.
-    """
-    group = tensor.group
-    part = np.empty(0, tensor.numpy_dtype)
-    own_error: str | None = None
-    try:
-        part = tensor._part()
-    except SpillError as error:
-        own_error = str(error)
-    pickled = collective_steps.pickled(own_error)
-    steps = collective_steps.all_gather_object(group.size(), pickled)
-    errors = run(group, f"whether all have their parts of a tensor of shape {tensor.shape}", steps)
-    failed = [f"rank {rank}: {told}" for rank, told in zip(group.ranks, errors, strict=True) if told is not None]
-    if failed and arrays is not None:
-        raise SpillError(failed[0])
-    if failed:
-        return
-    longest = max(piece.stop - piece.start for piece in tensor.parts)
-    steps = collective_steps.gather(group.size(), 0, part, arrays, longest)
-    run(group, f"a tensor of shape {tensor.shape} to save", steps)
+    chunks = [0, *itertools.accumulate(-(-size // CHUNK) for size in sizes)]
+    runs = collective_steps.cut(chunks[-1], ranks)
+    return [
+        [slice(*(min(max(edge - first, 0) * CHUNK, size) for edge in (run.start, run.stop))) for run in runs]
+        for size, first in zip(sizes, chunks, strict=False)
+    ]

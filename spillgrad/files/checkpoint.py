@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spillgrad.data.data_loader import DataLoader
-from spillgrad.distributed.sharded_tensor import ShardedTensor, answer, asking
+from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.errors import (
     ArgumentError,
     CheckpointError,
@@ -30,9 +30,11 @@ from spillgrad.errors import (
 )
 from spillgrad.files import checkpoint_directory, optimizer_state, safetensors_io
 from spillgrad.files.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
-from spillgrad.files.safetensors_io import StoredTensor, damaged, reason
+from spillgrad.files.safetensors_io import StoredTensor, damaged
+from spillgrad.files.save_together import follow, leading
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
+from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.sizes import parse_bytes
@@ -96,10 +98,11 @@ def save_checkpoint(
 
     Notes
     -----
-    Where processes share the optimizer's state, as in `disk_offload`, all of them call this with the optimizer. The
-    first one writes, with what it knows besides tensors, such as its random state, and gets the other parts of each
-    tensor from the others. If it cannot write, the error is that of all. Without the optimizer, one process alone calls
-    this, or all of them, if parameters are in parts (``shard="all"``).
+    Where processes share the optimizer's state, as in `disk_offload`, all of them call this with the optimizer. If all
+    see the directory, as on one machine or a shared file system, each writes a part of the parameters and of the
+    optimizer's state. Otherwise, the first process writes all of it in its directory. What it knows besides, such as
+    buffers and its random state, is what is saved. If one process cannot write, the error is that of all. Without the
+    optimizer, one process alone calls this, or all of them, if parameters are in parts (``shard="all"``).
 
     The state of the default random generator is saved too. If another process is saving to the directory, this call
     waits for a few seconds.
@@ -126,11 +129,12 @@ def save_checkpoint(
     for name, tensor in tensors.items():
         in_parts = tensor._storage.parts_now()
         tensors[name] = tensor if in_parts is None else in_parts
-    shared = [tensor for tensor in (*of_tensors.values(), *tensors.values()) if isinstance(tensor, ShardedTensor)]
-    group = shared[0].group if shared else group
+    every = [*of_tensors.values(), *tensors.values()]
+    group = next((tensor.group for tensor in every if isinstance(tensor, ShardedTensor)), group)
+    together = [tensor for tensor in every if isinstance(tensor, ShardedTensor | Parameter)]  # all have them alike
     if group is not None and group.rank() != 0:
-        return Path(answer(group, shared))
-    with contextlib.nullcontext() if group is None else asking(group, shared) as asked:
+        return Path(follow(group, together, safetensors_io.absolute(directory)))
+    with contextlib.nullcontext() if group is None else leading(group, together) as leader:
         root = safetensors_io.absolute(directory)
         max_shard_bytes = parse_bytes(max_shard_size)
         if max_shard_bytes < 1:
@@ -150,19 +154,21 @@ def save_checkpoint(
         if of_optimizer is not None:
             state["optimizer"], sets[OPTIMIZER] = of_optimizer
         _require_json(state)
-        version = _save(root, directory, sets, state, max_shard_bytes, None if trainable_only else model)
-        if asked is not None:
-            asked.result = str(version)
+        write_tensors = safetensors_io.write_tensors if leader is None else leader.write_tensors
+        whole_model = None if trainable_only else model
+        version = _save(root, directory, sets, state, max_shard_bytes, whole_model, write_tensors)
+        if leader is not None:
+            leader.result = str(version)
     return version
 
 
 def _save(
     root: Path, directory: str | os.PathLike[str], sets: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any],
-    max_shard_bytes: int, model: Module | None,
+    max_shard_bytes: int, model: Module | None, write_tensors: safetensors_io.WriteTensors,
 ) -> Path:  # fmt: skip
     """Write the files of a checkpoint into a new version of `root`, which a user calls `directory`; return the version.
 
-    `model` is the whole model, for other libraries; None if it is not saved.
+    `model` is the whole model, for other libraries; None if it is not saved. `write_tensors` writes tensors to files.
     """
     try:
         with checkpoint_directory.only_writer(root):
@@ -172,7 +178,7 @@ def _save(
                 checkpoint_directory.begin(version)
                 checksums: dict[str, str] = {}
                 for stem, tensors in sets.items():
-                    checksums |= safetensors_io.write(version, stem, tensors, max_shard_bytes)
+                    checksums |= safetensors_io.write(version, stem, tensors, max_shard_bytes, write_tensors)
                 if model is not None and hasattr(model, "config") and hasattr(model.config, "to_hugging_face"):
                     checksums[CONFIG] = safetensors_io.write_json(version / CONFIG, model.config.to_hugging_face())
                 checkpoint_directory.make_current(version, state | {"checksums": checksums})
@@ -184,9 +190,7 @@ def _save(
     except SpillError:  # a tensor of an offloaded model could not be read, which has nothing to do with this directory
         raise
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint: {directory} cannot be written ({reason(error)}); free space there or give another directory"
-        ) from error
+        raise checkpoint_directory.not_written(directory, error) from error
     return version
 
 

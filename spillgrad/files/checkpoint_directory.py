@@ -39,7 +39,7 @@ STATE = "state.json"
 CONFIG = "config.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
-_VERSION = 1
+_VERSION = 2
 _LOCK = "checkpoint.lock"
 _VERSION_NAME = re.compile(r"step-(\d{8,}|-\d{7,})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(
@@ -122,6 +122,22 @@ def begin(version: Path) -> None:
     """Make the sub-directory of a version, with a pointer inside that marks it as a version. Raises OSError."""
     version.mkdir()
     safetensors_io.write_json(version / POINTER, _pointer_to(version))
+
+
+def is_begun(version: Path) -> bool:
+    """Return whether this process sees the sub-directory that `begin` made, maybe in another process."""
+    try:
+        pointer = safetensors_io.read_json(version / POINTER)
+    except CheckpointError:
+        return False
+    return pointer == _pointer_to(version)
+
+
+def not_written(directory: str | os.PathLike[str], error: OSError) -> CheckpointError:
+    """Return the error for a directory that cannot be written."""
+    return CheckpointError(
+        f"checkpoint: {directory} cannot be written ({reason(error)}); free space there or give another directory"
+    )
 
 
 def make_current(version: Path, state: Mapping[str, Any]) -> None:
@@ -259,7 +275,8 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a file of a version cannot be read, or differs from its checksum in `checksums`."""
     path = version / name
     try:
-        got = safetensors_io.checksum(path)
+        by_tensors = path.suffix == ".safetensors"
+        got = safetensors_io.checksum_by_tensors(path) if by_tensors else safetensors_io.checksum(path)
     except OSError as error:
         raise damaged(path, reason(error)) from error
     wanted = checksums.get(name)

@@ -6,13 +6,14 @@ libraries: several files (`model-00001-of-00003.safetensors` …), and an index 
 Source: the safetensors format: 8 bytes with the header's length, a JSON header, the tensors' bytes in header order.
 """
 
+import itertools
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,6 +24,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.ops import inplace
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.cpu.optim import CHUNK
 from spillgrad_kernels.memory import buffers
 
 NAMES = {
@@ -33,6 +35,10 @@ NAMES = {
 _DTYPE_NAMES = {dtype: name for name, dtype in NAMES.items()}
 # Pieces are hashed while they are in the processor's cache.
 _PIECE_BYTES = 1 << 20
+# The disk gets as much at once: a multiple of the bytes of `CHECKED` elements.
+_WRITTEN_BYTES = 4 << 20
+# A hash is of so many elements of a tensor. Tensors are cut into parts there, so whoever has a part knows its hashes.
+CHECKED = CHUNK
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 64
 
@@ -87,6 +93,13 @@ class StoredTensor:
             inplace.begin_write(tensor, "copy_", self.shape, self.dtype)
             self._read_into(array)
 
+    def checksums(self) -> Iterator[bytes]:
+        """Yield the hashes of each `CHECKED` elements."""
+        step = CHECKED * self.dtype.itemsize
+        for piece in self.pieces():
+            for start in range(0, len(piece), step):
+                yield xxhash.xxh3_128_digest(piece[start : start + step])
+
     def pieces(self) -> Iterator[bytes]:
         """Yield the tensor's bytes in order, in pieces of at most `_PIECE_BYTES`."""
         with open_for_reading(self.path) as file:
@@ -101,13 +114,47 @@ class StoredTensor:
         return all(mine == its for mine, its in zip(self.pieces(), other.pieces(), strict=True))
 
 
-def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int) -> dict[str, str]:
+class Place(NamedTuple):
+    """Where the bytes of a tensor are: the name of a file, and their first byte in it."""
+
+    file: str
+    offset: int
+
+
+class Range(NamedTuple):
+    """Elements of a tensor to write, and where; `elements` returns them, as a contiguous array."""
+
+    place: Place
+    elements: Callable[[], np.ndarray]
+
+
+class _File(NamedTuple):
+    """A file to write: its name, what it begins with, and the names of its tensors in their order."""
+
+    name: str
+    header: bytes
+    tensors: list[str]
+
+
+# Writes tensors to their places in the files of a folder, and returns each one's checksums, as `write_ranges` does.
+WriteTensors = Callable[[Path, Mapping[str, Tensor], Mapping[str, Place]], Mapping[str, bytes]]
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, Place]) -> dict[str, bytes]:
+    """Write tensors to their places in existing files of a folder. Raises OSError if a file cannot be written."""
+    checksums = write_ranges(folder, [Range(place, tensors[name].host_array) for name, place in places.items()])
+    return dict(zip(places, checksums, strict=True))
+
+
+def write(
+    folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int, contents: WriteTensors = write_tensors
+) -> dict[str, str]:
     """Write tensors into new files of a folder; return the checksum of each file by its name.
 
     If all tensors fit into `max_shard_bytes`, they are written to one file; otherwise, to a sharded checkpoint. Each
-    tensor's memory is read once. In a file, tensors with wider elements come first; tensors of equal width keep the
-    order of `tensors`. When this function returns, the content of the files is on the disk; the names of the files are
-    on the disk only after the folder is synchronised.
+    tensor's memory is read once, by `contents`. In a file, tensors with wider elements come first; tensors of equal
+    width keep the order of `tensors`. When this function returns, the content of the files is on the disk; the names of
+    the files are on the disk only after the folder is synchronised.
     Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
     cannot be written.
     """
@@ -118,16 +165,28 @@ def write(folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_byte
         )
     shards = _shards(tensors, max_shard_bytes)
     single = f"{stem}.safetensors"
-    if len(shards) == 1:
-        return {single: _write_file(folder / single, tensors)}
-    checksums: dict[str, str] = {}
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
-        checksums[file] = _write_file(folder / file, {name: tensors[name] for name in names})
-        weight_map |= dict.fromkeys(names, file)
+    names = [single] if len(shards) == 1 else [
+        f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)
+    ]  # fmt: skip
+    files: list[_File] = []
+    places: dict[str, Place] = {}
+    for name, of_shard in zip(names, shards, strict=True):
+        file, offsets = _layout(name, {each: tensors[each] for each in of_shard})
+        with (folder / name).open("xb") as opened:
+            opened.write(file.header)
+            opened.flush()
+            os.fsync(opened.fileno())
+        files.append(file)
+        places |= offsets
+    of_tensors = contents(folder, tensors, places)
+    checksums = {file.name: _joined(file.header, [of_tensors[name] for name in file.tensors]) for file in files}
+    if len(files) == 1:
+        return checksums
     total_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    index = {
+        "metadata": {"total_size": total_bytes},
+        "weight_map": {name: file.name for file, of_shard in zip(files, shards, strict=True) for name in of_shard},
+    }
     return checksums | {f"{single}.index.json": write_json(folder / f"{single}.index.json", index)}
 
 
@@ -144,38 +203,61 @@ def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[st
     return shards
 
 
-def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> str:
+def _layout(file: str, tensors: Mapping[str, Tensor]) -> tuple[_File, dict[str, Place]]:
+    """Return a file for these tensors, and where each one is in it."""
     # Tensors with wide elements come first, so that all are aligned.
     names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     # Hugging Face's loaders refuse files that do not say whose format their tensors have.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    said: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name in names:
         tensor = tensors[name]
         end = offset + tensor.nbytes
         dtype = _DTYPE_NAMES[tensor.numpy_dtype]
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        said[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(said, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    digest = xxhash.xxh3_128()
-    with path.open("xb") as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            digest.update(part)
-            file.write(part)
-        for name in names:
-            _write_array(file, digest, tensors[name])
-        file.flush()
-        os.fsync(file.fileno())
+    header = len(text).to_bytes(8, "little") + text
+    places = {name: Place(file, len(header) + said[name]["data_offsets"][0]) for name in names}
+    return _File(file, header, names), places
+
+
+def write_ranges(folder: Path, ranges: Sequence[Range]) -> list[bytes]:
+    """Write elements of tensors to existing files, which are on the disk then; return the checksums of each range.
+
+    These are the XXH3 hashes (128 bits, seed 0) of each `CHECKED` elements, one behind the other. Raises OSError.
+    """
+    checksums = []
+    for name, of_file in itertools.groupby(ranges, lambda each: each.place.file):
+        with (folder / name).open("r+b", buffering=0) as file:
+            checksums += [_write_range(file, each) for each in of_file]
+            os.fsync(file.fileno())
+    return checksums
+
+
+def _write_range(file: Any, range_: Range) -> bytes:
+    array = np.asarray(range_.elements(), order="C")
+    content, step = _bytes_of(array), CHECKED * array.itemsize
+    checksums = []
+    file.seek(range_.place.offset)
+    for start in range(0, len(content), _WRITTEN_BYTES):
+        piece = content[start : start + _WRITTEN_BYTES]
+        checksums += [xxhash.xxh3_128_digest(piece[at : at + step]) for at in range(0, len(piece), step)]
+        begin, left = file.tell(), piece
+        while left:
+            left = left[file.write(left) :]
+        # The disk begins to write while we go on; pages that are written already are forgotten.
+        os.posix_fadvise(file.fileno(), begin, len(piece), os.POSIX_FADV_DONTNEED)
+    return b"".join(checksums)
+
+
+def _joined(header: bytes, of_tensors: Iterable[bytes]) -> str:
+    """Return the checksum of a file whose header and tensors these are: the hash of the header and of their hashes."""
+    digest = xxhash.xxh3_128(header)
+    for checksums in of_tensors:
+        digest.update(checksums)
     return digest.hexdigest()
-
-
-def _write_array(file: Any, digest: Any, tensor: Tensor) -> None:
-    content = _bytes_of(np.asarray(tensor.host_array(), order="C"))
-    for start in range(0, len(content), _PIECE_BYTES):
-        piece = content[start : start + _PIECE_BYTES]
-        digest.update(piece)
-        file.write(piece)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -297,12 +379,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def checksum(path: Path) -> str:
-    """Return the checksum of a file. Raises OSError if the file cannot be read."""
+    """Return the hash (XXH3, 128 bits) of a file. Raises OSError if the file cannot be read."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def checksum_by_tensors(path: Path) -> str:
+    """Return the checksum of a safetensors file, as `write` does. Raises CheckpointError if it has no right header."""
+    tensors = sorted(_read_file(path).values(), key=lambda tensor: tensor.offset)
+    with open_for_reading(path) as file:
+        header = file.read(8)
+        header += file.read(int.from_bytes(header, "little"))
+    return _joined(header, (checksum for tensor in tensors for checksum in tensor.checksums()))
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

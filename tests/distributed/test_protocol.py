@@ -9,7 +9,7 @@ import spillgrad as sg
 from spillgrad.distributed import collective_steps, protocol
 from spillgrad.distributed.protocol import Steps, alone
 from spillgrad.errors import DistributedError
-from spillgrad.nn.parallel.gradient_reducer import Bucket
+from spillgrad.nn.parallel.gradient_buckets import Bucket
 from spillgrad.nn.parallel.gradient_sums import Former, sum_runs
 from spillgrad.spill.offload.shards import ranges
 from spillgrad_kernels.cpu.optim import CHUNK

@@ -63,6 +63,10 @@ class LeanCrossEntropy(TorchFunctionMode):  # type: ignore[misc]
         )
 
 
+# What runs between compiled parts is not compiled by itself; within them, this is.
+torch._dynamo.eval_frame.skip_code(LeanCrossEntropy.__torch_function__.__code__)
+
+
 class _NegativeLogLikelihood(torch.autograd.Function):  # type: ignore[misc]
     """The loss as a function of the logits, which gives them their gradient at once.
 

@@ -17,7 +17,8 @@ from spillgrad.distributed.process_group import ProcessGroup, member, run
 from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import DeviceError, DistributedError, UnsupportedError
 from spillgrad.nn.module import Module
-from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES, GradientReducer, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_buckets import BUCKET_BYTES, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import GradientReducer
 from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.tensor import Tensor
 

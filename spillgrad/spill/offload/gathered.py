@@ -17,12 +17,11 @@ import numpy as np
 from spillgrad.device.device import CPU
 from spillgrad.distributed import collective_steps
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
-from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.distributed.sharded_tensor import ShardedTensor, parts_of
 from spillgrad.generator import default_generator
 from spillgrad.nn.parameter import Parameter
 from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.offload.residents import Resident
-from spillgrad.spill.offload.shards import parts_of
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label

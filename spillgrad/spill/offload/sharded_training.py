@@ -20,7 +20,7 @@ from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.distributed.wires import Wire
 from spillgrad.errors import DistributedError, GraphError, UnsupportedError
 from spillgrad.nn.module import Module
-from spillgrad.nn.parallel.gradient_reducer import Bucket, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_buckets import Bucket, default_bucket_bytes
 from spillgrad.nn.parallel.same_modules import require_same_modules
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.formula_optimizer import FormulaOptimizer

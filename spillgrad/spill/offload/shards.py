@@ -6,7 +6,6 @@ a gradient has the bits that one process computes which runs the batches of all 
 
 import collections
 import contextlib
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,18 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from spillgrad.distributed.collective_steps import all_gather, cut
+from spillgrad.distributed.collective_steps import all_gather
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin
-from spillgrad.distributed.sharded_tensor import ShardedTensor
+from spillgrad.distributed.sharded_tensor import ShardedTensor, parts_of
 from spillgrad.distributed.wires import Wire
-from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets, Bucket
+from spillgrad.nn.parallel.gradient_buckets import Bucket
+from spillgrad.nn.parallel.gradient_reducer import BackwardBuckets
 from spillgrad.nn.parallel.gradient_sums import Former, sum_runs
 from spillgrad.nn.utils import clip_grad
 from spillgrad.spill.offload.needs import Sharing, reduced_bytes
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.spill.offload.tensors import OffloadedStorage
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.cpu.optim import CHUNK
 from spillgrad_kernels.memory import buffers
 
 # Buckets that travel while backward computes the next: more would only take memory.
@@ -53,19 +52,6 @@ class ShardedGradient(ShardedTensor):
     def known_squares(self) -> np.ndarray | None:
         storage = self.shard._storage
         return storage.squares if isinstance(storage, OffloadedStorage) else None
-
-
-def parts_of(sizes: Sequence[int], ranks: int) -> list[list[slice]]:
-    """Cut tensors of so many elements, one behind the other, into a run for each rank; return their parts by rank.
-
-    The cuts are at multiples of `CHUNK` elements of a tensor, so that norms can be taken by parts.
-    """
-    chunks = [0, *itertools.accumulate(-(-size // CHUNK) for size in sizes)]
-    runs = cut(chunks[-1], ranks)
-    return [
-        [slice(*(min(max(edge - first, 0) * CHUNK, size) for edge in (run.start, run.stop))) for run in runs]
-        for size, first in zip(sizes, chunks, strict=False)
-    ]
 
 
 def ranges(bucket: Bucket, ranks: int) -> tuple[list[slice], list[list[slice]]]:

@@ -9,7 +9,7 @@ from spillgrad.distributed import collective_steps, traffic
 from spillgrad.distributed.link import LOOK_S, Link
 from spillgrad.distributed.process_group import ProcessGroup, Work, begin, run
 from spillgrad.errors import DistributedError
-from spillgrad.nn.parallel.gradient_reducer import BUCKET_BYTES
+from spillgrad.nn.parallel.gradient_buckets import BUCKET_BYTES
 from spillgrad.nn.parallel.gradient_sums import reduce_gradients
 
 # How many buckets are under way at once, as in backward.

@@ -13,7 +13,8 @@ from spillgrad.distributed import traffic
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
-from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES, Kind, bucket_places, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_buckets import Kind, bucket_places, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.predict import Whole

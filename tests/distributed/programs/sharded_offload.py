@@ -82,10 +82,31 @@ offload = offloaded("sgd", False, None, folder)
 train(offload, False)
 wanted = as_bytes(offload.model, offload.optimizer)
 
-# All save, the first one writes, and any number of processes goes on from it.
-saved = Path(sys.argv[1]) / "checkpoint"
+# All write their ranges, or the first one writes all if the others do not see its folder: the files are the same. Any
+# number of processes goes on from them.
+saved, written = Path(sys.argv[1]) / "checkpoint", []
+write_ranges = safetensors_io.write_ranges
+
+
+def counted(folder, ranges):
+    checksums = write_ranges(folder, ranges)
+    written.append(sum(map(len, checksums)))
+    return checksums
+
+
+safetensors_io.write_ranges = counted
 version = sg.save_checkpoint(saved, offload.model, offload.optimizer, step=STEPS)
 assert version.is_dir()
+assert len(written) >= 2
+assert sum(written) > 0
+written.clear()
+elsewhere = saved if rank == 0 else Path(sys.argv[1]) / f"elsewhere-{rank}"
+another = sg.save_checkpoint(elsewhere.with_name(f"{elsewhere.name}-2"), offload.model, offload.optimizer, step=STEPS)
+assert bool(written) == (rank == 0)
+dist.barrier()
+assert not elsewhere.exists() or rank == 0
+for name in ("model.safetensors", "optimizer.safetensors", "state.json"):
+    assert (version / name).read_bytes() == (another / name).read_bytes(), name
 sg.manual_seed(7)
 again = offloaded("sgd", False, None, folder, seed=7)
 sg.load_checkpoint(saved, again.model, again.optimizer)
@@ -98,17 +119,20 @@ optimizer = OPTIMIZERS["sgd"]([p for p in alone.parameters() if p.requires_grad]
 sg.load_checkpoint(saved, alone, optimizer)
 require_same(as_bytes(alone, optimizer), wanted)
 
-# A checkpoint that cannot be written is an error in all processes, and what was there stays.
-if rank == 0:
-    kept, safetensors_io.write = safetensors_io.write, no_room
-try:
-    sg.save_checkpoint(saved, again.model, again.optimizer, step=9)
-    raise AssertionError("it is saved")
-except CheckpointError as error:
-    assert "No space left on device" in str(error), error
-if rank == 0:
-    safetensors_io.write = kept
+# A checkpoint that one process cannot write is an error in all, and what was there stays.
+for full, function in ((0, "write"), (0, "write_ranges"), (size - 1, "write_ranges")):
+    kept = getattr(safetensors_io, function)
+    if rank == full:
+        setattr(safetensors_io, function, no_room)
+    try:
+        sg.save_checkpoint(saved, again.model, again.optimizer, step=9)
+        raise AssertionError("it is saved")
+    except CheckpointError as error:
+        assert "No space left on device" in str(error), error
+        assert function == "write" or f"rank {full}: " in str(error), error
+    setattr(safetensors_io, function, kept)
 assert sg.load_checkpoint(saved)["step"] == STEPS
+assert len(list(saved.glob("step-*"))) == 1
 
 # Saves that one process alone makes go wrong are errors in all.
 for extra in ({"set": {1}}, {}):

@@ -10,7 +10,8 @@ import spillgrad as sg
 from spillgrad.distributed.link import Link, parse_latency, parse_link
 from spillgrad.distributed.wires import EXACT, WIRES, Wire
 from spillgrad.errors import ArgumentError
-from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES, _buckets, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_buckets import buckets_of, default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
 from spillgrad.spill.planning.plan import plan
 from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import OUTSIDE, Profile, profile
@@ -84,7 +85,7 @@ def test_the_buckets_are_those_of_distributed_data_parallel(tmp_path: Path):
     )  # fmt: skip
     planned = buckets(Whole(found, 10, QUICK), 3)
     parameters = list(build(10).parameters())
-    real = _buckets(parameters, default_bucket_bytes(sum(parameter.nbytes for parameter in parameters), 3))
+    real = buckets_of(parameters, default_bucket_bytes(sum(parameter.nbytes for parameter in parameters), 3))
     assert len(planned) > 2
     assert [(each.count, each.parts) for each in planned] == [(each.size, len(each.places)) for each in real]
     shares = [each.ready_share for each in planned]
