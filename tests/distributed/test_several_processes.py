@@ -55,6 +55,13 @@ def test_parameters_in_parts_are_used_as_others(processes, tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_twenty_steps_shared_in_any_way_have_the_bits_of_one_process(tmp_path):
+    ran = launch(3, "twenty_steps.py", tmp_path)
+    assert ran.status == 0, ran.errors
+    assert len(re.findall("the bits of one process", ran.output)) == 3
+
+
+@pytest.mark.exhaustive
 def test_models_of_one_shape_are_told_apart(tmp_path):
     ran = launch(2, "fully_sharded.py", tmp_path, "mixed")
     assert ran.status != 0

@@ -78,11 +78,16 @@ def as_bytes(model, optimizer):
     return found
 
 
-def one_process(kind, autocast, max_norm, seed=1, wire="float32"):
+def adapted():
+    """Return a net that is frozen, but for the adapters of its hidden layers."""
+    return nn.lora(Net(), rank=64, target="hidden.*")
+
+
+def one_process(kind, autocast, max_norm, seed=1, wire="float32", steps=STEPS, make=Net):
     sg.manual_seed(seed)
-    model = Net()
+    model = make()
     optimizer = OPTIMIZERS[kind]([p for p in model.parameters() if p.requires_grad])
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         with sg.autocast("cpu") if autocast else contextlib.nullcontext():
             for number in range(BATCHES):
