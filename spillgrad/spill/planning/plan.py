@@ -111,6 +111,8 @@ class Plan(TrainingPlan):
         The most processes of which each keeps at least 80 % of the speed that it has alone.
     wire : str
         The format in which gradients travel between them.
+    shard : str
+        What they share of an offloaded model: "state", or "all".
     """
 
     model: str
@@ -123,6 +125,7 @@ class Plan(TrainingPlan):
     scaling: tuple[Scaling, ...] = ()
     recommended_ranks: int = 1
     wire: str = "float32"
+    shard: str = "state"
 
     def __str__(self) -> str:
         found = self.prediction
@@ -154,6 +157,7 @@ def plan(
     ranks: int = 1,
     link: Link | None = None,
     wire: str = "float32",
+    shard: str = "state",
 ) -> Plan:
     """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
@@ -195,6 +199,9 @@ def plan(
         The network between them. Needed for several.
     wire : {"float32", "bfloat16", "int8"}, default "float32"
         The format in which gradients travel.
+    shard : {"state", "all"}, default "state"
+        What processes share of an offloaded model: the optimizer's state, or all large parameters, too, as
+        `disk_offload` does. With "all", the model is offloaded.
 
     Returns
     -------
@@ -231,6 +238,11 @@ def plan(
         wanted = "at least 1" if ranks < 1 else "the network between them, too: give link=Link(bytes_per_s, latency_s)"
         raise ArgumentError(f"plan: got ranks {ranks}; wanted {wanted}")
     format_ = wire_named(wire, "plan")
+    if shard not in ("state", "all") or (shard == "all" and offload is False):
+        raise ArgumentError(
+            f"plan: got shard {shard!r} and offload={offload}; wanted 'state', or 'all' of an offloaded model"
+        )
+    offload = True if shard == "all" else offload
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
     watched = _watched(
@@ -252,7 +264,9 @@ def plan(
     scaling: list[Scaling] = []
     if link is not None:
         numbers = numbers_up_to(ranks)
-        scaling = scale(whole, prediction.budget_bytes, link, get_num_threads(), numbers, choice, format_)
+        scaling = scale(
+            whole, prediction.budget_bytes, link, get_num_threads(), numbers, choice, format_, shard == "all"
+        )
     return Plan(
         model=name,
         batch=batch,
@@ -274,6 +288,7 @@ def plan(
         scaling=tuple(scaling),
         recommended_ranks=recommended(scaling) if scaling else 1,
         wire=wire,
+        shard=shard,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.planning.candidate import NOTHING, Candidate
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine
@@ -110,6 +111,27 @@ class Whole(Candidate):
     def _changed(self, **fields: Any) -> "Whole":
         return Whole(dataclasses.replace(self.profile, **fields), self._more + _SHALLOW, self.machine)
 
+    def in_parts(self, sharing: Sharing) -> "Whole":
+        """Return the same model where each of several processes stores a part of large arrays that live on.
+
+        Parameters
+        ----------
+        sharing : Sharing
+            The processes, and which arrays they cut.
+
+        Returns
+        -------
+        Whole
+            It shares what was measured.
+        """
+        items = [
+            item._replace(nbytes=-(-item.nbytes // sharing.ranks))
+            if item.persistent and sharing.cuts(item.nbytes)
+            else item
+            for item in self.profile.items
+        ]
+        return self._changed(items=items)
+
     def gradients(self) -> list[Gradient]:
         """Return when backward finishes the gradient of each trained parameter, in the model's order.
 
@@ -122,13 +144,27 @@ class Whole(Candidate):
         list of Gradient
             One for each parameter.
         """
+        return self._finished(self.profile.trained)
+
+    def uses(self) -> list[Gradient]:
+        """Return when backward has used each parameter, also a frozen one, from the first one used on.
+
+        Returns
+        -------
+        list of Gradient
+            One for each parameter. Its share is that of its gradient, if it has one.
+        """
+        found = [*self._finished(self.profile.trained), *self._finished(self.profile.frozen)]
+        return sorted(reversed(found), key=lambda each: each.ready_share)  # of two, the later one in the model first
+
+    def _finished(self, parameters: Sequence[tuple[int, np.dtype, int]]) -> list[Gradient]:
         profile, layers = self.profile, self._more + _SHALLOW
         layer_s = profile.layer_s["backward"] if profile.layers is not None else 0.0
         whole_s = max(1e-9, profile.phase_s["backward"] + self._more * profile.layer_s["backward"])
         layer_share = min(layer_s / whole_s, 1 / layers)
-        groups = [list(group) for _, group in itertools.groupby(profile.trained, key=lambda kind: kind[0])]
+        groups = [list(group) for _, group in itertools.groupby(parameters, key=lambda kind: kind[0])]
         if profile.layers is None:
-            return list(_spread([(dtype, count) for _, dtype, count in profile.trained], 0.0, 1.0))
+            return list(_spread([(dtype, count) for _, dtype, count in parameters], 0.0, 1.0))
         head_share = 1 - layers * layer_share
         found: list[Gradient] = []
         for group in groups:

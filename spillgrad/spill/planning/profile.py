@@ -101,6 +101,8 @@ class Profile:
         Items that exist since a step's first batch: gradients.
     trained : tuple, optional
         For each parameter that requires a gradient, in the model's order: its unit, its dtype, and its elements.
+    frozen : tuple, optional
+        The same for each other parameter.
     """
 
     layers: str | None
@@ -122,6 +124,7 @@ class Profile:
     accumulate: int = 1
     accumulated: frozenset[int] = frozenset()
     trained: tuple[tuple[int, np.dtype, int], ...] = ()
+    frozen: tuple[tuple[int, np.dtype, int], ...] = ()
 
 
 def profile(
@@ -323,11 +326,16 @@ class _Watched:
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
             accumulate=self._accumulate,
             accumulated=self._accumulated(),
-            trained=tuple(
-                (self.unit_of(name), parameter.numpy_dtype, parameter.numel())
-                for name, parameter in self.model.named_parameters()
-                if parameter.requires_grad
-            ),
+            trained=self._kinds(requires_grad=True),
+            frozen=self._kinds(requires_grad=False),
+        )
+
+    def _kinds(self, requires_grad: bool) -> tuple[tuple[int, np.dtype, int], ...]:
+        """Return the unit, the dtype and the elements of each parameter that requires a gradient, or of the others."""
+        return tuple(
+            (self.unit_of(name), parameter.numpy_dtype, parameter.numel())
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad == requires_grad
         )
 
     def _phase_s(self) -> dict[str, float]:

@@ -3,6 +3,8 @@
 Forward computes, and nothing travels. Backward computes, and sums of gradients travel as they are ready, bucket by
 bucket, as `DistributedDataParallel` sends them; then the process waits for what is still under way. Messages also take
 time of the processor, which the computation loses. Each process has a machine such as the one that was measured.
+
+Where processes share parameters, too (`shard="all"`), forward and backward bring each large one together, one ahead.
 """
 
 import dataclasses
@@ -15,6 +17,7 @@ from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
 from spillgrad.nn.parallel.gradient_buckets import Kind, bucket_places, default_bucket_bytes
 from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
+from spillgrad.spill.offload.needs import ALONE, Sharing
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.predict import Whole
@@ -70,28 +73,65 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Gradients that travel together: elements, bytes of each, parameters, and the share of backward before them."""
+    """Gradients that travel together: elements, bytes of each, parameters, and the share of backward before them.
+
+    `is_of_part` says whether it is the gradient of a parameter in parts.
+    """
 
     ready_share: float
     count: int
     itemsize: int
     parts: int
+    is_of_part: bool = False
 
     def traffic(self, size: int, is_sharded: bool, wire: Wire = EXACT) -> Iterator[traffic.Traffic]:
         """Yield the exchanges of their sum; where it is sharded, each rank keeps a piece of it."""
         return traffic.sum_of_gradients(size, self.count, self.itemsize, self.parts, not is_sharded, wire)
 
 
-def buckets(whole: Whole, ranks: int) -> list[Bucket]:
-    """Return the buckets of a model's gradients with so many processes, in the order in which they travel."""
+@dataclasses.dataclass(frozen=True)
+class Gathered:
+    """A parameter in parts: its elements, bytes of each, and the shares of forward and backward before it travels."""
+
+    forward_share: float
+    backward_share: float
+    count: int
+    itemsize: int
+
+    def traffic(self, size: int) -> Iterator[traffic.Traffic]:
+        """Yield the exchanges that bring it together."""
+        return traffic.pieces_to_all(size, self.count, self.itemsize)
+
+
+def gathered(whole: Whole, sharing: Sharing) -> list[Gathered]:
+    """Return the parameters that are in parts, in the order in which backward uses them; forward uses the last first.
+
+    Each begins to travel when the use of the one before begins.
+    """
+    used = whole.uses()
+    done = [0.0, 0.0, *(each.ready_share for each in used), 1.0]  # before the use of one, and after the last
+    return [
+        Gathered(1 - done[place + 3], done[place], each.count, each.dtype.itemsize)
+        for place, each in enumerate(used)
+        if sharing.cuts(each.count * each.dtype.itemsize)
+    ]
+
+
+def buckets(whole: Whole, ranks: int, sharing: Sharing = ALONE) -> list[Bucket]:
+    """Return the buckets of a model's gradients with so many processes, in the order in which they travel.
+
+    The gradient of a parameter in parts travels alone.
+    """
     gradients = whole.gradients()
-    kinds = [Kind(each.dtype, each.count * each.dtype.itemsize) for each in gradients]
+    sizes = [each.count * each.dtype.itemsize for each in gradients]
+    kinds = [Kind(each.dtype, nbytes, sharing.cuts(nbytes)) for each, nbytes in zip(gradients, sizes, strict=True)]
     found = []
     ready_share = 0.0
     for places in bucket_places(kinds, default_bucket_bytes(sum(kind.nbytes for kind in kinds), ranks)):
         inside = [gradients[place] for place in places]
         ready_share = max(ready_share, *(each.ready_share for each in inside), 0.0)  # those before travel first
-        found.append(Bucket(ready_share, sum(each.count for each in inside), inside[0].dtype.itemsize, len(inside)))
+        count, alone = sum(each.count for each in inside), kinds[places[0]].goes_alone
+        found.append(Bucket(ready_share, count, inside[0].dtype.itemsize, len(inside), alone))
     return found
 
 
@@ -103,12 +143,13 @@ def numbers_up_to(ranks: int) -> list[int]:
 
 def scale(
     whole: Whole, budget_bytes: int, link: Link, cores: int, ranks: Sequence[int], choice: Choice = NOTHING,
-    wire: Wire = EXACT,
+    wire: Wire = EXACT, cuts_parameters: bool = False,
 ) -> list[Scaling]:  # fmt: skip
     """Predict a step with each number of processes.
 
     A step has as many batches as that of `whole`, and at least one for each process. The optimizer's state of an
-    offloaded model is sharded: each process updates its part of the parameters, and gets the rest from the others.
+    offloaded model is sharded: each process updates its part of the parameters, and gets the rest from the others; at
+    once, or, with `cuts_parameters`, whenever it uses them.
 
     Parameters
     ----------
@@ -126,6 +167,8 @@ def scale(
         The modules to recompute; none, by default.
     wire : Wire, optional
         The format in which gradients travel.
+    cuts_parameters : bool, default False
+        Whether each process of an offloaded model stores only a part of every large parameter.
 
     Returns
     -------
@@ -136,8 +179,8 @@ def scale(
     for size in ranks:
         batches = max(whole.profile.accumulate, size)
         alone = found[0] if found else None
-        sent = buckets(whole, size)
-        found.append(_step(whole, budget_bytes, link, cores, size, batches, sent, choice, wire, alone))
+        sharing = Sharing(size, wire, cuts_parameters and whole.offload)
+        found.append(_step(whole, budget_bytes, link, cores, sharing, batches, choice, alone))
     return found
 
 
@@ -147,33 +190,52 @@ def recommended(rows: Sequence[Scaling]) -> int:
 
 
 def _step(
-    whole: Whole, budget_bytes: int, link: Link, cores: int, size: int, batches: int, sent: Sequence[Bucket],
-    choice: Choice, wire: Wire, alone: Scaling | None,
+    whole: Whole, budget_bytes: int, link: Link, cores: int, sharing: Sharing, batches: int, choice: Choice,
+    alone: Scaling | None,
 ) -> Scaling:  # fmt: skip
+    size, wire = sharing.ranks, sharing.wire
     rounds = -(-batches // size)
     is_sharded = whole.offload
     mine = whole.with_batches(rounds)
+    if sharing.cuts_parameters:
+        mine = mine.in_parts(sharing)
     phases = mine.phases(budget_bytes, choice)
     forward, backward, update = phases["forward"], phases["backward"], phases["update"]
     if is_sharded:
-        update = PhaseSeconds(update.processor_s / size, update.disk_s / size)
+        is_cut = sharing.cuts_parameters and size > 1  # what it moves are parts already
+        update = PhaseSeconds(update.processor_s / size, update.disk_s / (1 if is_cut else size))
+    sent, parts = buckets(whole, size, sharing), gathered(whole, sharing)
     of_round: list[traffic.Traffic] = []
     of_step: list[traffic.Traffic] = []
     after_s = network_s = 0.0
-    backward_s = max(backward) / rounds
+    forward_s, backward_s = max(forward) / rounds, max(backward) / rounds
     if size > 1:
-        of_round = [each for bucket in sent for each in bucket.traffic(size, is_sharded, wire)]
+        of_round = [each for part in (*parts, *parts) for each in part.traffic(size)]
+        of_round += [each for bucket in sent for each in bucket.traffic(size, is_sharded, wire)]
         after = [list(traffic.objects_to_all(size, _PICKLE_BYTES)) for _ in range(_GATHERED)]
         if is_sharded:
-            after += [list(traffic.pieces_to_all(size, bucket.count, bucket.itemsize)) for bucket in sent]
+            whole_ones = [bucket for bucket in sent if not bucket.is_of_part]
+            after += [list(traffic.pieces_to_all(size, bucket.count, bucket.itemsize)) for bucket in whole_ones]
         of_step = list(itertools.chain(*after))
         # One after the other where the program waits for each; parameters follow each other without waiting.
         after_s = sum(Lockstep(link, cores).run(0.0, [Collective(0.0, each)]) for each in after[:_GATHERED])
         after_s += Lockstep(link, cores).run(0.0, [Collective(0.0, each) for each in after[_GATHERED:]])
-        network_s = rounds * _round_s(link, cores, 0.0, sent, size, is_sharded, wire) + after_s
-        backward_s = _round_s(link, cores, backward_s, sent, size, is_sharded, wire)
+
+        def of_forward(seconds: float) -> float:
+            collectives = [Collective(part.forward_share * seconds, part.traffic(size)) for part in reversed(parts)]
+            return Lockstep(link, cores).run(seconds, collectives)
+
+        def of_backward(seconds: float) -> float:
+            collectives = [Collective(part.backward_share * seconds, part.traffic(size)) for part in parts]
+            collectives += [
+                Collective(bucket.ready_share * seconds, bucket.traffic(size, is_sharded, wire)) for bucket in sent
+            ]
+            return Lockstep(link, cores).run(seconds, sorted(collectives, key=lambda each: each.ready_s))
+
+        network_s = rounds * (of_forward(0.0) + of_backward(0.0)) + after_s
+        forward_s, backward_s = of_forward(forward_s), of_backward(backward_s)
     computing_s = max(forward) + max(backward) + max(update)
-    step_s = max(forward) + rounds * backward_s + max(update) + after_s
+    step_s = rounds * (forward_s + backward_s) + max(update) + after_s
     per_round, per_step = traffic.total(of_round), traffic.total(of_step)
     # In later rounds, sums are beside the gradients that were there. Where they are rounded, exact sums are kept.
     copies_bytes = 0 if size == 1 or is_sharded or rounds == 1 else min(whole.trained_bytes, MOST_COPIES_BYTES)
@@ -192,13 +254,3 @@ def _step(
         peak_bytes=mine.peak_bytes(budget_bytes, choice) + copies_bytes,
         efficiency=1.0 if alone is None else per_s * alone.step_s / alone.batches / size,
     )
-
-
-def _round_s(
-    link: Link, cores: int, backward_s: float, sent: Sequence[Bucket], size: int, is_sharded: bool, wire: Wire
-) -> float:
-    """Return the seconds of a backward that computes for so long, until all sums have arrived."""
-    collectives = [
-        Collective(bucket.ready_share * backward_s, bucket.traffic(size, is_sharded, wire)) for bucket in sent
-    ]
-    return Lockstep(link, cores).run(backward_s, collectives)

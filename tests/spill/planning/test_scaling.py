@@ -12,11 +12,13 @@ from spillgrad.distributed.wires import EXACT, WIRES, Wire
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.parallel.gradient_buckets import buckets_of, default_bucket_bytes
 from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
+from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.planning.plan import plan
 from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import OUTSIDE, Profile, profile
 from spillgrad.spill.planning.record import Part, Unit
-from spillgrad.spill.planning.scaling import Bucket, Scaling, buckets, numbers_up_to, recommended, scale
+from spillgrad.spill.planning.scaling import Bucket, Scaling, buckets, gathered, numbers_up_to, recommended, scale
+from spillgrad.storage.residency.belady import Item
 
 FLOAT = np.dtype(np.float32)
 QUICK = sg.planning.Machine(2, 1e11, sg.planning.Disk(1e12, 1e12, 0.0, 1 << 40))
@@ -223,3 +225,43 @@ def test_fewer_bits_send_less_and_hide_better(name: str, share: float):
                                                 (1 << 40, 1000, 1000 << 16), (1, 100, 100 << 16)])  # fmt: skip
 def test_small_models_have_small_buckets_and_many_processes_large_ones(total: int, ranks: int, most: int):
     assert default_bucket_bytes(total, ranks) == most
+
+
+def test_parameters_in_parts_travel_in_forward_and_backward():
+    """A forward gathers them; a backward gathers them and sums gradients; an update sends nothing but the norm."""
+    all_, state = (
+        scale(Whole(made_up(offload=True), 6, QUICK), 0, BARE, CORES, [1, 2], cuts_parameters=cuts)[1]
+        for cuts in (True, False)
+    )
+    large, norm = 4 * (6 * LAYER + EMBEDDING), 4 * NORM
+    assert all_.sent_bytes == pytest.approx((3 * large + 2 * norm) / 2, rel=1e-3)
+    assert state.sent_bytes == pytest.approx(large + norm, rel=1e-3)
+    # Forward takes 2 s, and its gathers 0.4; what backward has at its end is the sum of the embedding and one layer.
+    assert all_.network_s == pytest.approx(1.5 * large / BARE.bytes_per_s, rel=1e-2)
+    assert all_.exposed_s == pytest.approx(2 * (LAYER + EMBEDDING) / BARE.bytes_per_s, rel=5e-2)
+
+
+def test_a_parameter_travels_while_the_one_before_is_used():
+    whole = Whole(made_up(offload=True), 4, QUICK)
+    parts = gathered(whole, Sharing(2, EXACT, cuts_parameters=True))
+    # Backward takes 6 s: 2 of the head and one of each layer; with the first layer, the embedding is finished.
+    assert [each.count for each in parts] == [LAYER] * 4 + [EMBEDDING]
+    assert [each.backward_share for each in parts] == pytest.approx([0, 2 / 6, 3 / 6, 4 / 6, 5 / 6])
+    assert [each.forward_share for each in parts] == pytest.approx([2 / 6, 1 / 6, 0, 0, 0], abs=1e-9)
+    assert gathered(whole, Sharing(2, EXACT)) == []
+    assert gathered(whole, Sharing(1, EXACT, cuts_parameters=True)) == []
+
+
+def test_frozen_parameters_in_parts_travel_without_gradients():
+    about = dataclasses.replace(
+        made_up(offload=True), trained=((0, FLOAT, 10), (1, FLOAT, 10)), frozen=((0, FLOAT, LAYER), (1, FLOAT, LAYER))
+    )
+    _, two = scale(Whole(about, 2, QUICK), 0, BARE, CORES, [1, 2], cuts_parameters=True)
+    assert two.sent_bytes == pytest.approx(2 * 4 * 2 * LAYER / 2, rel=1e-3)
+
+
+def test_only_parts_of_arrays_that_live_on_are_moved():
+    items = [Item(4 * MIB, persistent=True), Item(4 * MIB), Item(4000, persistent=True)]
+    whole = Whole(dataclasses.replace(made_up(offload=True), items=items), 2, QUICK)
+    found = whole.in_parts(Sharing(4, EXACT, cuts_parameters=True)).profile.items
+    assert [item.nbytes for item in found] == [MIB, 4 * MIB, 4000]

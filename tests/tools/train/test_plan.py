@@ -90,6 +90,7 @@ def test_a_plan_for_several_processes_is_json_too(tmp_path: Path, capsys: pytest
         (["--ranks", "4", "--link", "1Gbit", "--latency", "5"], "latency: got '5'; wanted a time such as '50us'"),
         (["--ranks", "4", "--latency", "5us"], "plan: got --latency 5us without --link; give the network's speed, too"),
         (["--link", "1Gbit"], "plan: got --link 1Gbit for one process; say how many with --ranks"),
+        (["--shard", "all", "--no-offload"], "plan: got shard 'all' and offload=False; wanted 'state', or 'all' of an"),
         (["--ranks", "0", "--link", "1Gbit"], "Invalid value for '--ranks'"),
         (["--ranks", "many", "--link", "1Gbit"], "Invalid value for '--ranks'"),
     ],

@@ -15,6 +15,10 @@ MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
     help="Format in which gradients travel to the other processes; one process rounds likewise.",
 )]  # fmt: skip
+Shard = Annotated[Literal["state", "all"], Option(
+    help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
+    "too, which need less disk and more network then.",
+)]  # fmt: skip
 Rank = Annotated[int | None, Option(
     min=1, metavar="RANK", help="Train adapters of this rank beside frozen weights.", show_default="train the weights",
 )]  # fmt: skip
@@ -70,10 +74,7 @@ class TrainOptions:
     offload: Annotated[
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
-    shard: Annotated[Literal["state", "all"], Option(
-        help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
-        "too, which need less disk and more network then.",
-    )] = "state"  # fmt: skip
+    shard: Shard = "state"
     out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
@@ -136,4 +137,5 @@ class PlanOptions:
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
     wire: Wire = TrainSettings.wire
+    shard: Shard = "state"
     as_json: Json = False

@@ -78,6 +78,7 @@ def plan(options: PlanOptions, link: sg.planning.Link | None, ranks: int, thread
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
         lora=options.lora, autocast=options.autocast, offload=options.offload,
         optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link, wire=options.wire,
+        shard=options.shard,
     )  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
     words += ["--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
     words += ["--accumulate", str(batches)] if batches > 1 else []
     words += ["--offload"] if plan.offload else []
+    words += ["--shard", plan.shard] if plan.shard != "state" else []
     if plan.policy == "keep":
         words += ["--no-spill"]
     else:
@@ -129,7 +131,8 @@ def show_scaling(console: Console, plan: sg.planning.Plan) -> None:
     """Print the steps of several processes as a table, and how many are recommended."""
     link = plan.link
     assert link is not None
-    how = "optimizer state sharded" if plan.offload else "the whole model in each"
+    shared = "all in parts" if plan.shard == "all" else "optimizer state in parts"
+    how = shared if plan.offload else "the whole model in each"
     show_line(
         console,
         f"several processes, {how}, gradients as {plan.wire}, over {link.bytes_per_s / 1e6:,.0f} MB/s with a latency "
