@@ -88,8 +88,11 @@ def test_a_process_that_uses_a_parameter_in_parts_alone_is_told_so(tmp_path):
         ("raise", r"KeyError: 'a mistake of the program'"),
         ("late", r"rank 0 has waited for rank 1 for 2 s: all_reduce of float32 .* SUM, faults.py:\d+; the time-out"),
         ("module", r"ranks 0 and 1 have different modules: \('weight', \(2, 3\), .*\) and \('weight', \(3, 3\)"),
-        ("rounds", r"rank 0: gradients 1 of 1 \(8 float32, divided by 2\) on top of gradients \w+, faults.py:\d+; "
-                   r"rank 1: gradients 1 of 1 \(8 float32, divided by 2\) on top of nothing, faults.py:\d+"),
+        ("rounds", r"rank 0: gradients 1 of 1 of backward 1 \(8 float32, divided by 2\) on top of gradients \w+, "
+                   r"faults.py:\d+; rank 1: gradients 1 of 1 of backward 1 \(8 float32, divided by 2\) on top of "
+                   r"nothing, faults.py:\d+"),
+        ("fails", r"rank 0: gradients 2 of 2 of backward 1 .* on top of nothing, .*; rank 1: gradients 1 of 2 of "
+                  r"backward 1 after 1 that failed .* on top of nothing, faults.py:\d+"),
         ("splits", r"all_to_all_single: rank 0 sends 2 elements to rank 1, which wants 1; give both the same sizes"),
         ("killed", r"spillgrad: launch: .*(was ended by signal 9|was lost|probably one was)"),
     ],

@@ -21,9 +21,9 @@ _LEVELS_PER_THREAD = 16
 
 
 class Run:
-    """One running backward: the nodes it visits, and the callbacks to call when it ends."""
+    """One running backward: the nodes it visits, and the callbacks to call when it ends, or when it fails."""
 
-    __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end")
+    __slots__ = ("__weakref__", "_needed", "_outer", "_targets", "_waiting", "at_end", "at_failure")
 
     def __init__(
         self, waiting: Collection[Node], needed: Collection[Node] | None, targets: Collection[Node | None],
@@ -34,6 +34,7 @@ class Run:
         self._targets = targets
         self._outer = outer
         self.at_end: list[Callable[[], None]] = []
+        self.at_failure: list[Callable[[], None]] = []
 
     def visits(self, node: Node | None) -> bool:
         """Return whether a gradient may arrive at the node."""
@@ -184,11 +185,16 @@ def run_backward(
                     leaf.put_away(arrived[leaf])
         for end in run.at_end:
             end()
+    except BaseException:
+        for fail in run.at_failure:
+            fail()
+        raise
     finally:
         # This comes before any call, because a signal handler may raise after each call.
         _thread.run, _thread.level = outer, level
         state.enabled, state.autocast = grad_mode, autocast
         run.at_end.clear()  # they hold a reference to the run
+        run.at_failure.clear()
         if hooks.stack.pairs is not pairs:  # a hook has entered a context without leaving it, or the reverse
             hooks.restore(pairs)
     return captured

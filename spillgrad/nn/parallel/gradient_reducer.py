@@ -29,7 +29,7 @@ class BackwardBuckets:
     """Sends the gradients of one backward after `arm` in buckets, whose order all processes of a group share.
 
     What other backwards add to a gradient stays in this process, until it is sent with the rest. A backward that fails
-    loses what was there. Subclasses define `_hold`, `_send` and `_finish`.
+    leaves no gradient that it has touched. Subclasses define `_hold`, `_send` and `_finish`.
 
     Parameters
     ----------
@@ -64,6 +64,7 @@ class BackwardBuckets:
         self._before: dict[int, Tensor | None] = {}  # gradients that were there, the same in all processes
         self._local: set[int] = set()  # gradients that were added up in this process alone
         self._run: Run | None = None
+        self._backwards = self._failed = 0  # how many have ended, and how many have failed
         self._next = 0  # buckets are sent in their order, which all ranks share
         self._filled: list[int] = []  # buckets in the order in which this backward has filled them
         self._is_in_order = False  # whether the buckets are in the order in which backward fills them
@@ -116,6 +117,7 @@ class BackwardBuckets:
             self._forget()
             self._run = backward
             backward.at_end.append(self._end)
+            backward.at_failure.append(self._fail)
         if place not in self._bucket_of[place].waits_for:
             raise GraphError(
                 f"{self._who}: {self._names[place]} got another gradient after the sum over all processes had begun, "
@@ -160,8 +162,19 @@ class BackwardBuckets:
         """Wait for all buckets, and replace the gradients by the results."""
         raise NotImplementedError
 
+    def _fail(self) -> None:
+        """Take away the gradients that a backward which fails has touched: processes may have come to different ones."""
+        touched = {place for bucket in self._buckets for place in bucket.places if place not in bucket.waits_for}
+        touched |= {place for bucket in self._buckets[: self._next] for place in bucket.places} | self._before.keys()
+        for place in touched:
+            self._parameter(place).grad = None
+        self._local -= touched
+        self._failed += 1  # what it has sent must meet nothing that a later one sends
+        self._is_armed = False
+        self._forget()
+
     def _forget(self) -> None:
-        """Forget a backward that failed, whose gradients are lost."""
+        """Forget what a backward has done."""
         self._run, self._next = None, 0
         self._filled.clear()
         self._before.clear()
@@ -185,9 +198,10 @@ class BackwardBuckets:
         """Begin the collective that adds up a bucket on top of what was there `before`."""
         wire = self.wire.of(bucket.dtype)
         format_ = "" if wire.is_exact else f" as {wire.name}"
+        after = f" after {self._failed} that failed" if self._failed else ""
         words = (
-            f"gradients {number + 1} of {len(self._buckets)} ({bucket.size} {bucket.dtype}{format_}, divided by "
-            f"{self.divisor:g}) on top of {self._words(before)}"
+            f"gradients {number + 1} of {len(self._buckets)} of backward {self._backwards}{after} ({bucket.size} "
+            f"{bucket.dtype}{format_}, divided by {self.divisor:g}) on top of {self._words(before)}"
         )
         bucket.work = begin(self.group, words, steps, bucket.take)
 
@@ -202,6 +216,7 @@ class BackwardBuckets:
         if not self._is_in_order:
             self._put_in_order()
         self._forget()
+        self._backwards += 1
         self._local.clear()
         self._is_armed = False
 
@@ -323,25 +338,22 @@ class GradientReducer(BackwardBuckets):
         super()._forget()
 
     def _finish_all_but(self, nbytes: int) -> None:
-        """Take the results of the first buckets until those of the rest, to be copied to gradients, are `nbytes`.
-
-        What has arrived by chance does not count: if this backward fails, all processes have taken the same results.
-        """
-        while sum(map(self._copied_bytes, self._under_way)) > nbytes:
+        """Take the results that are there; wait for more if sums that are no gradients yet take more than `nbytes`."""
+        while self._under_way:
+            work = self._under_way[0].work
+            assert work is not None
+            if not work.is_completed() and self._copies_bytes() <= nbytes:
+                return
             self._finish_first()
 
-    def _copied_bytes(self, bucket: Bucket) -> int:
-        """Return how many bytes of a sum will be copied, as its own memory does not become that of the gradient."""
+    def _copies_bytes(self) -> int:
+        """Return the bytes of sums under way that will be copied to gradients that were there."""
         return sum(
             size * bucket.dtype.itemsize
+            for bucket in self._under_way
             for place, size in zip(bucket.places, bucket.sizes, strict=True)
-            if self._is_copied(place)
+            if self._before.get(place) is not None or self._parameter(place).grad is not None
         )
-
-    def _is_copied(self, place: int) -> bool:
-        parameter = self._parameter(place)
-        others_see_it = len(parameter.__dict__["_post_accumulate_hooks"]) > 1
-        return self._former(place) is not None or others_see_it or parameter.device is not CPU
 
     def _finish_first(self) -> None:
         bucket = self._under_way.popleft()

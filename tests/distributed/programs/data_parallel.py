@@ -161,6 +161,22 @@ handle.remove()
 parallel(sg.ones(2, 4)).sum().backward()
 assert parallel.module[1].bias.grad.item() == 2.0 * size
 
+# Whoever has a hook, and whatever has arrived: after a backward that fails, all processes have the same gradients.
+for has_hook in (rank == 0, True):
+    layers = [nn.Linear(1500, 1500, bias=False) for _ in range(12)]
+    parallel = DistributedDataParallel(nn.Sequential(*layers))
+    handles = [layer.weight.register_post_accumulate_grad_hook(lambda param: None) for layer in layers if has_hook]
+    for before in range(2):
+        try:
+            out = parallel(Fails.apply(sg.full((2, 1500), rank + 1.0, requires_grad=True)))
+            out.sum().backward()
+            raise AssertionError("it does not fail")
+        except ZeroDivisionError:
+            assert all(layer.weight.grad is None for layer in layers)
+        parallel(sg.full((2, 1500), rank + 1.0)).sum().backward()
+        assert layers[-1].weight.grad is not None
+    del parallel, layers, handles, out
+
 parallel = DistributedDataParallel(model)
 parallel.set_gradient_divide_factor(1)
 parallel.zero_grad()
