@@ -34,7 +34,6 @@ from spillgrad.files.safetensors_io import StoredTensor, damaged
 from spillgrad.files.save_together import follow, leading
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.nn.module import Module
-from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.storage.sizes import parse_bytes
@@ -131,9 +130,12 @@ def save_checkpoint(
         tensors[name] = tensor if in_parts is None else in_parts
     every = [*of_tensors.values(), *tensors.values()]
     group = next((tensor.group for tensor in every if isinstance(tensor, ShardedTensor)), group)
-    together = [tensor for tensor in every if isinstance(tensor, ShardedTensor | Parameter)]  # all have them alike
+    groups = [] if optimizer is None else optimizer.param_groups
+    updated = {id(param) for each in groups for param in each["params"] if param.requires_grad}
+    # What all have alike, as they update it together; of what else is whole, the first process's is saved.
+    together = [tensor for tensor in every if isinstance(tensor, ShardedTensor) or id(tensor) in updated]
     if group is not None and group.rank() != 0:
-        return Path(follow(group, together, safetensors_io.absolute(directory)))
+        return Path(follow(group, together, directory))
     with contextlib.nullcontext() if group is None else leading(group, together) as leader:
         root = safetensors_io.absolute(directory)
         max_shard_bytes = parse_bytes(max_shard_size)

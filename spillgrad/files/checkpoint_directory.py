@@ -39,7 +39,9 @@ STATE = "state.json"
 CONFIG = "config.json"
 MODEL = "model"
 OPTIMIZER = "optimizer"
+# In version 1, all checksums are hashes of a file's bytes.
 _VERSION = 2
+_READ = (1, _VERSION)
 _LOCK = "checkpoint.lock"
 _VERSION_NAME = re.compile(r"step-(\d{8,}|-\d{7,})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(
@@ -261,9 +263,9 @@ def _pointed(root: Path) -> tuple[Path, Any]:
     pointer = safetensors_io.read_json(root / POINTER)
     if pointer.get("format") != FORMAT or not {"version", "current", "checksum"} <= pointer.keys():
         raise CheckpointError(f"checkpoint: {root / POINTER} is not one of a {FORMAT}; give a directory saved to")
-    if pointer["version"] != _VERSION:
+    if pointer["version"] not in _READ:
         raise CheckpointError(
-            f"checkpoint: {root} has format version {pointer['version']}, this library reads {_VERSION}; "
+            f"checkpoint: {root} has format version {pointer['version']}, this library reads up to {_VERSION}; "
             "use the release that wrote it"
         )
     if not _VERSION_NAME.fullmatch(str(pointer["current"])):
@@ -275,8 +277,7 @@ def verify(version: Path, name: str, checksums: Mapping[str, Any]) -> None:
     """Raise CheckpointError if a file of a version cannot be read, or differs from its checksum in `checksums`."""
     path = version / name
     try:
-        by_tensors = path.suffix == ".safetensors"
-        got = safetensors_io.checksum_by_tensors(path) if by_tensors else safetensors_io.checksum(path)
+        got = safetensors_io.checksum_as(checksums.get(name), path)
     except OSError as error:
         raise damaged(path, reason(error)) from error
     wanted = checksums.get(name)

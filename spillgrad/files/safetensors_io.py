@@ -39,6 +39,8 @@ _PIECE_BYTES = 1 << 20
 _WRITTEN_BYTES = 4 << 20
 # A hash is of so many elements of a tensor. Tensors are cut into parts there, so whoever has a part knows its hashes.
 CHECKED = CHUNK
+# What the checksums of files that `write` writes begin with. Those of other files are hashes of all bytes.
+_BY_TENSORS = "by-tensors-"
 _ALIGNMENT = 8
 _MAX_DIMENSIONS = 64
 
@@ -174,6 +176,7 @@ def write(
         file, offsets = _layout(name, {each: tensors[each] for each in of_shard})
         with (folder / name).open("xb") as opened:
             opened.write(file.header)
+            opened.truncate(len(file.header) + sum(tensors[each].nbytes for each in of_shard))
             opened.flush()
             os.fsync(opened.fileno())
         files.append(file)
@@ -230,10 +233,18 @@ def write_ranges(folder: Path, ranges: Sequence[Range]) -> list[bytes]:
     """
     checksums = []
     for name, of_file in itertools.groupby(ranges, lambda each: each.place.file):
-        with (folder / name).open("r+b", buffering=0) as file:
+        with open_for_writing(folder / name) as file:
             checksums += [_write_range(file, each) for each in of_file]
             os.fsync(file.fileno())
     return checksums
+
+
+def open_for_writing(path: Path) -> Any:
+    """Open an existing file for writing bytes. Raises OSError.
+
+    For writing alone: an NFS client that may read, too, writes whole pages, over what another process has written.
+    """
+    return open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb", buffering=0)
 
 
 def _write_range(file: Any, range_: Range) -> bytes:
@@ -257,7 +268,7 @@ def _joined(header: bytes, of_tensors: Iterable[bytes]) -> str:
     digest = xxhash.xxh3_128(header)
     for checksums in of_tensors:
         digest.update(checksums)
-    return digest.hexdigest()
+    return _BY_TENSORS + digest.hexdigest()
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
@@ -387,8 +398,13 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def checksum_by_tensors(path: Path) -> str:
-    """Return the checksum of a safetensors file, as `write` does. Raises CheckpointError if it has no right header."""
+def checksum_as(written: object, path: Path) -> str:
+    """Return the checksum of a file, made in the way of another checksum of it.
+
+    Raises OSError if the file cannot be read, CheckpointError if it should be a safetensors file and is none.
+    """
+    if not isinstance(written, str) or not written.startswith(_BY_TENSORS):
+        return checksum(path)
     tensors = sorted(_read_file(path).values(), key=lambda tensor: tensor.offset)
     with open_for_reading(path) as file:
         header = file.read(8)

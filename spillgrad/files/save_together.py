@@ -7,9 +7,10 @@ others send their parts.
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from spillgrad.errors import CheckpointError, DistributedError, SpillError, Spil
 from spillgrad.files import checkpoint_directory, safetensors_io
 from spillgrad.files.safetensors_io import Place, Range
 from spillgrad.tensor import Tensor
+
+T = TypeVar("T")
 
 # What the first process says in place of a tensor's number: all write, or all is saved.
 _WRITE, _SAVED = -1, -2
@@ -49,23 +52,25 @@ class _Together:
     def write(self, folder: Path, places: Mapping[int, Place]) -> list[dict[int, bytes]] | None:
         """Write this process's ranges of tensors, by number, into files of a folder.
 
-        Return the checksums that each process has of its ranges; None, in all processes, if one does not see the
-        folder. Raises SpillError or CheckpointError, in all processes, if one cannot read or write.
+        Return, in the first process, the checksums that each one has of its ranges; None, in all, if one cannot open
+        the files. Raises SpillError or CheckpointError, in all processes, if one cannot read or write.
         """
-        if not all(self.told("whether all see the checkpoint", checkpoint_directory.is_begun(folder))):
-            return None
         numbers = [number for number in places if self._part(number).start < self._part(number).stop]
-        checksums: list[bytes] = []
-        error: SpillgradError | None = None
-        try:
-            ranges = [self._range(number, places[number]) for number in numbers]
-            checksums = safetensors_io.write_ranges(folder, ranges)
-        except SpillError as failed:
-            error = failed
-        except OSError as failed:
-            error = checkpoint_directory.not_written(folder.parent, failed)
-        self._raise_first("whether all have written", error)
-        return self.told("checksums", dict(zip(numbers, checksums, strict=True)))
+        if not all(self.told("whether all see the checkpoint", _can_write(folder, places.values()))):
+            return None
+
+        def written() -> list[bytes]:
+            try:
+                return safetensors_io.write_ranges(folder, [self._range(number, places[number]) for number in numbers])
+            except SpillError:
+                raise
+            except OSError as error:
+                raise checkpoint_directory.not_written(folder.parent, error) from error
+
+        checksums = self._by_all("whether all have written", written)
+        mine = collective_steps.pickled(dict(zip(numbers, checksums, strict=True)))
+        steps = collective_steps.gather_object(self.group.rank(), self.group.size(), 0, mine)
+        return run(self.group, "checksums", steps) or []
 
     def _part(self, number: int) -> slice:
         """Return the elements of a tensor that this process writes."""
@@ -88,21 +93,51 @@ class _Together:
 
         Raises SpillError, in all processes, if one cannot read its part.
         """
-        part, error = np.empty(0, tensor.numpy_dtype), None
-        try:
-            part = tensor.part()
-        except SpillError as failed:
-            error = failed
-        self._raise_first(f"whether all have their parts of a tensor of shape {tensor.shape}", error)
+        part = self._by_all(f"whether all have their parts of a tensor of shape {tensor.shape}", tensor.part)
         longest = max(piece.stop - piece.start for piece in tensor.parts)
         steps = collective_steps.gather(self.group.size(), 0, part, arrays, longest)
         run(self.group, f"a tensor of shape {tensor.shape} to save", steps)
 
-    def _raise_first(self, what: str, own: SpillgradError | None) -> None:
-        """Raise, in all processes, the error of the first process that has one."""
-        for rank, error in zip(self.group.ranks, self.told(what, own), strict=True):
-            if error is not None:
-                raise type(error)(f"rank {rank}: {error}")
+    def _by_all(self, what: str, own: Callable[[], T]) -> T:
+        """Return what `own` returns, or raise the error of the first process in which it fails.
+
+        SpillError and CheckpointError are raised as such in all. Another error, such as an interrupt, stays what it is
+        in its process.
+        """
+        error: BaseException | None = None
+        try:
+            result = own()
+        except BaseException as raised:
+            error = raised
+        known = isinstance(error, SpillError | CheckpointError)
+        told = error if error is None or known else CheckpointError(str(error) or repr(error))
+        errors = self.told(what, told)
+        if error is not None and not known:
+            raise error
+        for rank, each in zip(self.group.ranks, errors, strict=True):
+            if each is not None:
+                raise type(each)(f"rank {rank}: {each}")
+        return result
+
+
+def _below(directory: Any, version: str) -> Path:
+    """Return the folder of a version in a directory; a path that does not exist if this process cannot say."""
+    try:
+        return safetensors_io.absolute(directory) / version
+    except (SpillgradError, TypeError, ValueError):  # a current directory that is gone; what is no path
+        return Path(os.devnull) / version
+
+
+def _can_write(folder: Path, places: Iterable[Place]) -> bool:
+    """Return whether this process sees the folder that the first one has made, and can write its files."""
+    if not checkpoint_directory.is_begun(folder):
+        return False
+    try:
+        for name in {place.file for place in places}:
+            safetensors_io.open_for_writing(folder / name).close()
+    except OSError:
+        return False
+    return True
 
 
 class Leader:
@@ -166,22 +201,31 @@ def leading(group: ProcessGroup, tensors: Sequence[Tensor]) -> Iterator[Leader]:
             together.told("whether all is saved", (None if error is None else str(error) or repr(error), leader.result))
 
 
-def follow(group: ProcessGroup, tensors: Sequence[Tensor], root: Path) -> str:
-    """Do what the first process wants until it has saved to the directory that this one calls `root`.
+def follow(group: ProcessGroup, tensors: Sequence[Tensor], directory: str | os.PathLike[str]) -> str:
+    """Do what the first process wants until it has saved to the directory that this one calls `directory`.
 
     Return the leader's result. Raises CheckpointError if the first process could not save.
     """
     together = _Together(group, tensors)
+    own: BaseException | None = None
     while (number := together.next()) != _SAVED:
-        with contextlib.suppress(SpillError, CheckpointError):  # the first process ends with this error, and says so
+        try:
             if number == _WRITE:
                 version, places = together.told("what to write")[0]
-                together.write(root / version, places)
+                together.write(_below(directory, version), places)
             else:
                 tensor = tensors[number]
                 assert isinstance(tensor, ShardedTensor)
                 together.bring(tensor)
+        except DistributedError:
+            raise
+        except (SpillError, CheckpointError):
+            pass  # the first process has it, too, and ends with it
+        except BaseException as raised:
+            own = raised  # after all have ended
     error, result = together.told("whether all is saved")[0]
+    if own is not None:
+        raise own
     if error is not None:
         raise CheckpointError(error)
     return str(result)

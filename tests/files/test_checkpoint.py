@@ -1171,6 +1171,25 @@ def test_an_index_that_no_save_wrote_is_an_error(tmp_path, index):
     assert other.weights() == before
 
 
+def test_a_checkpoint_of_version_1_whose_checksums_are_of_whole_files_is_loaded(tmp_path):
+    saved = Run()
+    saved.train(0, 1)
+    version = saved.save(tmp_path)
+    state = json.loads((version / "state.json").read_text())
+    for name in state["checksums"]:
+        state["checksums"][name] = xxhash.xxh3_128_hexdigest((version / name).read_bytes())
+    rewrite(version, state, version=1)
+    other = Run()
+    other.load(tmp_path)
+    assert other.weights() == saved.weights()
+    path = version / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="its checksum is"):
+        other.load(tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_state_altered_anywhere_is_an_error_or_still_one(tmp_path, seed):
     run = Pass()

@@ -163,7 +163,7 @@ class BackwardBuckets:
         raise NotImplementedError
 
     def _fail(self) -> None:
-        """Take away the gradients that a backward which fails has touched: processes may have come to different ones."""
+        """Take away the gradients that a backward which fails has touched: each process may have come to others."""
         touched = {place for bucket in self._buckets for place in bucket.places if place not in bucket.waits_for}
         touched |= {place for bucket in self._buckets[: self._next] for place in bucket.places} | self._before.keys()
         for place in touched:

@@ -166,7 +166,7 @@ for has_hook in (rank == 0, True):
     layers = [nn.Linear(1500, 1500, bias=False) for _ in range(12)]
     parallel = DistributedDataParallel(nn.Sequential(*layers))
     handles = [layer.weight.register_post_accumulate_grad_hook(lambda param: None) for layer in layers if has_hook]
-    for before in range(2):
+    for _ in range(2):
         try:
             out = parallel(Fails.apply(sg.full((2, 1500), rank + 1.0, requires_grad=True)))
             out.sum().backward()

@@ -133,6 +133,39 @@ for full, function in ((0, "write"), (0, "write_ranges"), (size - 1, "write_rang
     setattr(safetensors_io, function, kept)
 assert sg.load_checkpoint(saved)["step"] == STEPS
 assert len(list(saved.glob("step-*"))) == 1
+dist.barrier()  # before the next save begins
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+# So is an interrupt of one, and all can go on.
+for who in (0, size - 1):
+    kept = safetensors_io.write_ranges
+    if rank == who:
+        safetensors_io.write_ranges = interrupted
+    try:
+        sg.save_checkpoint(saved, again.model, again.optimizer, step=9)
+        raise AssertionError("it is saved")
+    except KeyboardInterrupt:
+        assert rank == who
+    except CheckpointError as error:
+        assert rank != who and "KeyboardInterrupt" in str(error), error
+    safetensors_io.write_ranges = kept
+assert sg.load_checkpoint(saved)["step"] == STEPS
+
+# What is not updated together is saved as the first process has it.
+with sg.no_grad():
+    values = again.model.frozen.weight.clone()
+    again.model.frozen.weight.fill_(float(rank))
+sg.save_checkpoint(Path(sys.argv[1]) / "frozen", again.model, again.optimizer)
+if shard == "state":
+    alone = Net()
+    sg.load_checkpoint(Path(sys.argv[1]) / "frozen", alone)
+    assert (alone.frozen.weight.numpy() == 0).all()
+with sg.no_grad():
+    again.model.frozen.weight.copy_(values)
 
 # Saves that one process alone makes go wrong are errors in all.
 for extra in ({"set": {1}}, {}):
