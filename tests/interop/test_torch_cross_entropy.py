@@ -8,7 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="`make test-peers` installs PyTorch")
 
+from torch.autograd import forward_ad  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -127,6 +129,62 @@ def test_second_derivatives_and_other_uses_of_the_logits(directory: Path):
         return loss, first, second, logits.grad
 
     alone, under = with_and_without(directory, step)
+    assert under == alone
+
+
+class Overriding(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.cross_entropy:
+            return "its own"
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Recording(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_overrides_the_function_still_does(directory: Path):
+    pytorchs = torch._C._nn.cross_entropy_loss
+    with Recording() as outer, save_on_disk(directory, ram_budget="1MiB"):
+        with save_on_disk(directory, ram_budget="1MiB"):
+            functional.cross_entropy(logits_of(), target_of())
+        assert functional.cross_entropy(logits_of(), target_of().as_subclass(Overriding)) == "its own"
+        assert functional.cross_entropy in outer.seen
+        assert torch._C._nn.cross_entropy_loss not in outer.seen
+    assert torch._C._nn.cross_entropy_loss is pytorchs
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_transforms_compute_what_they_compute_alone(directory: Path):
+    logits, targets = logits_of(), torch.stack([target_of(), target_of().clamp(0)])
+
+    def step() -> Any:
+        of_targets = torch.func.vmap(lambda target: functional.cross_entropy(logits, target))(targets)
+        losses = torch.stack([functional.cross_entropy(logits, target) for target in targets])
+        gradients = torch.autograd.grad(losses, logits, torch.eye(2), is_grads_batched=True)[0]
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(logits.detach(), torch.ones_like(logits))
+            tangent = forward_ad.unpack_dual(functional.cross_entropy(dual, targets[0])).tangent
+        return of_targets, gradients, tangent
+
+    alone, under = with_and_without(directory, step)
+    assert under == alone
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_functions_that_nobody_may_override_go_their_quick_way(directory: Path):
+    """With a mode of functions, a frozen encoder would compute other values where its input is padded."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval().requires_grad_(False)
+    x, mask = torch.randn(3, 5, 16), torch.tensor([[False] * 3 + [True] * 2] * 3)
+    alone, under = with_and_without(directory, lambda: (encoder(x, src_key_padding_mask=mask),))
     assert under == alone
 
 

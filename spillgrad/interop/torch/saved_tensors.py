@@ -254,7 +254,7 @@ class save_on_disk(FrameworkContext, saved_tensors_hooks):  # type: ignore[misc]
 
     @torch.compiler.disable
     def __exit__(self, *error: object) -> None:
-        _lean_cross_entropy.__exit__(None, None, None)
+        _lean_cross_entropy.__exit__()
         super().__exit__(*error)
 
     @torch.compiler.disable
