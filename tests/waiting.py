@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     """Return when `condition()` holds; fail the test when it still does not after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
