@@ -851,7 +851,7 @@ def test_the_place_of_a_dropped_persistent_array_is_given_back_though_nothing_el
     store.flush()
     store.drop(handle)
     assert handle.sequence not in store._state.entries
-    wait_until(lambda: not store._state.freed, timeout_s=2)
+    wait_until(lambda: not store._state.freed)
 
 
 def test_reading_what_backward_needs_waits_until_other_arrays_are_written(make_store: MakeStore):
