@@ -149,7 +149,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[s
 
 
 def write(
-    folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int, contents: WriteTensors = write_tensors
+    folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int, contents: WriteTensors
 ) -> dict[str, str]:
     """Write tensors into new files of a folder; return the checksum of each file by its name.
 

@@ -130,8 +130,8 @@ def buckets(whole: Whole, ranks: int, sharing: Sharing = ALONE) -> list[Bucket]:
     for places in bucket_places(kinds, default_bucket_bytes(sum(kind.nbytes for kind in kinds), ranks)):
         inside = [gradients[place] for place in places]
         ready_share = max(ready_share, *(each.ready_share for each in inside), 0.0)  # those before travel first
-        count, alone = sum(each.count for each in inside), kinds[places[0]].goes_alone
-        found.append(Bucket(ready_share, count, inside[0].dtype.itemsize, len(inside), alone))
+        count, is_of_part = sum(each.count for each in inside), kinds[places[0]].goes_alone
+        found.append(Bucket(ready_share, count, inside[0].dtype.itemsize, len(inside), is_of_part))
     return found
 
 
