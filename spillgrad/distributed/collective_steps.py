@@ -13,6 +13,7 @@ import numpy as np
 
 from spillgrad.distributed.protocol import Exchange, Steps
 from spillgrad.errors import DistributedError
+from spillgrad_kernels.memory import buffers
 
 # `function(a, b, out=a)` reduces b into a.
 Function = Callable[..., Any]
@@ -118,12 +119,12 @@ def broadcast(rank: int, size: int, source: int, array: np.ndarray) -> Steps:
         yield Exchange(sent, received)
 
 
-def reduce_scatter(rank: int, parts: Sequence[np.ndarray], out: np.ndarray, function: Function) -> Steps:
+def reduce_scatter(parts: Sequence[np.ndarray], out: np.ndarray, function: Function) -> Steps:
     """Reduce each rank's part `r` of all ranks into `out` of rank `r`."""
     size = len(parts)
     for window in windows(max(part.size for part in parts), out.itemsize * size):
         own = out[window]
-        arrived = [np.empty_like(own) for _ in range(size)]
+        arrived = [buffers.empty(own.shape, own.dtype) for _ in range(size)]
         yield Exchange([part[window] for part in parts], arrived)
         _fold(own, arrived, function)
 
@@ -145,8 +146,8 @@ def all_reduce(rank: int, size: int, array: np.ndarray, function: Function) -> S
         return
     for window in windows(array.size, array.itemsize):
         parts = [array[window][part] for part in cut(array[window].size, size)]
-        total = np.empty_like(parts[rank])
-        yield from reduce_scatter(rank, parts, total, function)
+        total = buffers.empty(parts[rank].shape, array.dtype)
+        yield from reduce_scatter(parts, total, function)
         yield from all_gather(total, parts)
 
 
@@ -155,8 +156,8 @@ def reduce(rank: int, size: int, to: int, array: np.ndarray, function: Function)
     empty = array[:0]
     for window in windows(array.size, array.itemsize):
         parts = [array[window][part] for part in cut(array[window].size, size)]
-        total = np.empty_like(parts[rank])
-        yield from reduce_scatter(rank, parts, total, function)
+        total = buffers.empty(parts[rank].shape, array.dtype)
+        yield from reduce_scatter(parts, total, function)
         sent = [total if other == to else empty for other in range(size)]
         yield Exchange(sent, parts if rank == to else [empty] * size)
 

@@ -1,11 +1,12 @@
 """Collectives of tensors. In a group of one process, what arrives is what was sent.
 
 Every process of the group calls the same collective with tensors of the same size; sums are made in the order of the
-ranks, and are the same bits in all processes. Source: torch.distributed.distributed_c10d.
+ranks, and are the same bits in all processes. Until a collective has ended, its tensors must not be used; if it fails,
+those that it overwrites may have a part of its results. Source: torch.distributed.distributed_c10d.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +16,12 @@ from spillgrad.distributed import collective_steps as steps
 from spillgrad.distributed.process_group import ProcessGroup, ReduceOp, Work, begin, member, named_rank
 from spillgrad.distributed.protocol import Steps
 from spillgrad.errors import DistributedError
+from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.creation import from_numpy
+from spillgrad.ops.inplace import begin_write
 from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+from spillgrad_kernels.memory import buffers
 
 __all__ = [
     "all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "broadcast",
@@ -36,7 +41,10 @@ def _flat(tensor: Tensor) -> np.ndarray:
 
 def flat_copy(tensor: Tensor) -> np.ndarray:
     """Return a copy of the tensor's elements in memory of the host, as a flat array."""
-    return np.array(_flat(tensor))
+    flat = _flat(tensor)
+    copy = buffers.empty(flat.shape, flat.dtype)
+    np.copyto(copy, flat)
+    return copy
 
 
 def put(tensor: Tensor, flat: np.ndarray) -> None:
@@ -45,14 +53,40 @@ def put(tensor: Tensor, flat: np.ndarray) -> None:
         tensor.copy_(from_numpy(flat).reshape(tensor.shape))
 
 
-def _begin(
-    group: ProcessGroup, what: str, made: Steps, into: Sequence[tuple[Tensor, np.ndarray]], async_op: bool
-) -> Work | None:
-    """Begin a collective whose results are arrays, which go into tensors when it ends."""
+class _Room(NamedTuple):
+    """A flat array that a collective fills with new elements of a tensor: the tensor's own memory, or other."""
+
+    tensor: Tensor
+    flat: np.ndarray
+    is_own: bool
+
+
+def _room(name: str, tensor: Tensor, sent: Sequence[np.ndarray] = (), is_read: bool = False) -> _Room:
+    """Return an array to be filled with new elements of a tensor; it has the present ones if the collective reads them.
+
+    It is the tensor's memory where that is of the host, has the elements one behind the other, and is not `sent`.
+    """
+    is_plain = type(tensor._storage) is Storage and tensor.device is CPU and tensor.is_contiguous()
+    if is_plain and not (is_conj(tensor) or is_neg(tensor)):
+        own = tensor.array.reshape(-1)
+        if not any(np.may_share_memory(own, array) for array in sent):
+            begin_write(tensor, name, tensor.shape, tensor.numpy_dtype)
+            return _Room(tensor, own, True)
+    flat = flat_copy(tensor) if is_read else buffers.empty((tensor.numel(),), tensor.numpy_dtype)
+    return _Room(tensor, flat, False)
+
+
+def _rooms(name: str, tensors: Sequence[Tensor], sent: Sequence[np.ndarray]) -> list[_Room]:
+    return [_room(name, tensor, sent) for tensor in tensors]
+
+
+def _begin(group: ProcessGroup, what: str, made: Steps, into: Sequence[_Room], async_op: bool) -> Work | None:
+    """Begin a collective whose results are arrays, which are in tensors when it ends."""
 
     def finish(_: Any) -> None:
-        for tensor, flat in into:
-            put(tensor, flat)
+        for room in into:
+            if not room.is_own:
+                put(room.tensor, room.flat)
 
     work = begin(group, what, made, finish)
     if async_op:
@@ -178,9 +212,9 @@ def broadcast(
         Before `init_process_group`, or if there is no such process.
     """
     present, source = member(group), named_rank("broadcast", src, group_src, group)
-    flat = flat_copy(tensor)
+    into = [_room("broadcast", tensor)] if present.rank() != source else []
+    flat = into[0].flat if into else _flat(tensor)
     made = steps.broadcast(present.rank(), present.size(), source, flat)
-    into = [(tensor, flat)] if present.rank() != source else []
     return _begin(present, described("broadcast", [tensor], "from", source), made, into, async_op)
 
 
@@ -209,10 +243,10 @@ def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_
         Before `init_process_group`.
     """
     present, (op, function) = member(group), _operation("all_reduce", op, tensor)
-    flat = flat_copy(tensor)
-    made = steps.all_reduce(present.rank(), present.size(), flat, function)
-    made = _averaged(op, present.size(), made, flat)
-    return _begin(present, described("all_reduce", [tensor], op.name), made, [(tensor, flat)], async_op)
+    room = _room("all_reduce", tensor, is_read=True)
+    made = steps.all_reduce(present.rank(), present.size(), room.flat, function)
+    made = _averaged(op, present.size(), made, room.flat)
+    return _begin(present, described("all_reduce", [tensor], op.name), made, [room], async_op)
 
 
 def reduce(
@@ -248,9 +282,9 @@ def reduce(
     """
     present, (op, function) = member(group), _operation("reduce", op, tensor)
     to = named_rank("reduce", dst, group_dst, group)
-    flat = flat_copy(tensor)
+    into = [_room("reduce", tensor, is_read=True)] if present.rank() == to else []
+    flat = into[0].flat if into else _flat(tensor)
     made = steps.reduce(present.rank(), present.size(), to, flat, function)
-    into = [(tensor, flat)] if present.rank() == to else []
     what = described("reduce", [tensor], op.name, "to", to)
     return _begin(present, what, _averaged(op, present.size(), made, flat), into, async_op)
 
@@ -280,11 +314,11 @@ def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None,
         Before `init_process_group`, or if the list has not one tensor for each process.
     """
     present = member(group)
-    into = [(other, flat_copy(other)) for other in _require_one_each("all_gather", tensor_list, present)]
     mine = _flat(tensor)
-    for other in tensor_list:
+    for other in _require_one_each("all_gather", tensor_list, present):
         _require_elements("all_gather", other, mine.size, tensor)
-    made = steps.all_gather(mine, [flat for _, flat in into])
+    into = _rooms("all_gather", tensor_list, [mine])
+    made = steps.all_gather(mine, [room.flat for room in into])
     return _begin(present, described("all_gather", tensor_list), made, into, async_op)
 
 
@@ -316,10 +350,10 @@ def all_gather_into_tensor(
     """
     present = member(group)
     _require_elements("all_gather_into_tensor", output_tensor, input_tensor.numel() * present.size(), input_tensor)
-    flat = flat_copy(output_tensor)
-    made = steps.all_gather(_flat(input_tensor), np.split(flat, present.size()))
-    what = described("all_gather_into_tensor", [input_tensor])
-    return _begin(present, what, made, [(output_tensor, flat)], async_op)
+    mine = _flat(input_tensor)
+    room = _room("all_gather_into_tensor", output_tensor, [mine])
+    made = steps.all_gather(mine, np.split(room.flat, present.size()))
+    return _begin(present, described("all_gather_into_tensor", [input_tensor]), made, [room], async_op)
 
 
 def gather(
@@ -355,13 +389,12 @@ def gather(
     """
     present, to = member(group), named_rank("gather", dst, group_dst, group)
     has_list = present.rank() == to
-    into = (
-        [(other, flat_copy(other)) for other in _require_one_each("gather", gather_list, present)] if has_list else []
-    )
+    tensors = _require_one_each("gather", gather_list, present) if has_list else ()
     mine = _flat(tensor)
-    for other, _ in into:
+    for other in tensors:
         _require_elements("gather", other, mine.size, tensor)
-    made = steps.gather(present.size(), to, mine, [flat for _, flat in into] if has_list else None)
+    into = _rooms("gather", tensors, [mine])
+    made = steps.gather(present.size(), to, mine, [room.flat for room in into] if has_list else None)
     return _begin(present, described("gather", [tensor], "to", to), made, into, async_op)
 
 
@@ -401,9 +434,9 @@ def scatter(
     arrays = [_flat(other) for other in _require_one_each("scatter", scatter_list, present)] if has_list else None
     for other in scatter_list or () if has_list else ():
         _require_elements("scatter", other, tensor.numel(), tensor)
-    flat = flat_copy(tensor)
-    made = steps.scatter(present.size(), source, flat, arrays)
-    return _begin(present, described("scatter", [tensor], "from", source), made, [(tensor, flat)], async_op)
+    room = _room("scatter", tensor, arrays or ())
+    made = steps.scatter(present.size(), source, room.flat, arrays)
+    return _begin(present, described("scatter", [tensor], "from", source), made, [room], async_op)
 
 
 def reduce_scatter(
@@ -444,9 +477,9 @@ def _begin_reduce_scatter(
     function: Callable[..., Any], async_op: bool,
 ) -> Work | None:  # fmt: skip
     _require_elements(name, output, parts[group.rank()].size, inputs[0])
-    flat = flat_copy(output)
-    made = _averaged(op, group.size(), steps.reduce_scatter(group.rank(), parts, flat, function), flat)
-    return _begin(group, described(name, inputs, op.name), made, [(output, flat)], async_op)
+    room = _room(name, output, parts)
+    made = _averaged(op, group.size(), steps.reduce_scatter(parts, room.flat, function), room.flat)
+    return _begin(group, described(name, inputs, op.name), made, [room], async_op)
 
 
 def reduce_scatter_tensor(
@@ -511,11 +544,12 @@ def all_to_all(
         Before `init_process_group`, or if a list has not one tensor for each process.
     """
     present = member(group)
-    into = [(other, flat_copy(other)) for other in _require_one_each("all_to_all", output_tensor_list, present)]
+    outputs = _require_one_each("all_to_all", output_tensor_list, present)
     sent = [_flat(other) for other in _require_one_each("all_to_all", input_tensor_list, present)]
     for other in (*output_tensor_list, *input_tensor_list):
         _require_elements("all_to_all", other, other.numel(), input_tensor_list[0])
-    made = _checked_all_to_all("all_to_all", sent, [flat for _, flat in into])
+    into = _rooms("all_to_all", outputs, sent)
+    made = _checked_all_to_all("all_to_all", sent, [room.flat for room in into])
     return _begin(present, f"all_to_all of {input_tensor_list[0].numpy_dtype}", made, into, async_op)
 
 
@@ -549,12 +583,12 @@ def all_to_all_single(
         Before `init_process_group`.
     """
     present = member(group)
-    flat = flat_copy(output)
-    received = _split(output, flat, output_split_sizes, present)
-    sent = _split(input, _flat(input), input_split_sizes, present)
+    mine = _flat(input)
+    edges = [_edges(*given, present) for given in ((input, input_split_sizes), (output, output_split_sizes))]
     _require_elements("all_to_all_single", output, output.numel(), input)
-    made = _checked_all_to_all("all_to_all_single", sent, received)
-    return _begin(present, f"all_to_all_single of {input.numpy_dtype}", made, [(output, flat)], async_op)
+    room = _room("all_to_all_single", output, [mine])
+    made = _checked_all_to_all("all_to_all_single", *map(np.split, (mine, room.flat), edges))
+    return _begin(present, f"all_to_all_single of {input.numpy_dtype}", made, [room], async_op)
 
 
 def _checked_all_to_all(name: str, sent: Sequence[np.ndarray], received: Sequence[np.ndarray]) -> Steps:
@@ -562,13 +596,12 @@ def _checked_all_to_all(name: str, sent: Sequence[np.ndarray], received: Sequenc
     yield from steps.all_to_all(sent, received)
 
 
-def _split(tensor: Tensor, flat: np.ndarray, sizes: Any, group: ProcessGroup) -> list[np.ndarray]:
-    """Split the elements of a tensor into one part for each rank: equal ones, or as many rows as `sizes` says."""
+def _edges(tensor: Tensor, sizes: Any, group: ProcessGroup) -> np.ndarray:
+    """Return where the elements of a tensor are cut into parts for the ranks: equal ones, or of `sizes` rows."""
     rows = tensor.shape[0] if tensor.ndim else 1
     given = [int(size) for size in sizes] if sizes else [rows // group.size()] * group.size()
     if len(given) != group.size() or sum(given) != rows:
         raise DistributedError(
             f"all_to_all_single: got parts of {given} rows; wanted {group.size()} parts that have {rows} rows together"
         )
-    row = flat.size // max(1, rows)
-    return np.split(flat, np.cumsum([size * row for size in given])[:-1])
+    return np.cumsum(given[:-1], dtype=np.int64) * (tensor.numel() // max(1, rows))

@@ -112,6 +112,33 @@ transposed = sg.arange(6.0).reshape(2, 3).t()
 dist.all_reduce(transposed)
 assert sg.equal(transposed, sg.arange(6.0).reshape(2, 3).t() * size)
 
+strided = sg.arange(6.0)[::2]
+dist.broadcast(strided, src=0)
+assert strided.tolist() == [0, 2, 4]
+conjugate = sg.full((2,), 1 + 1j).conj()
+dist.all_reduce(conjugate)
+assert conjugate.tolist() == [size * (1 - 1j)] * 2
+
+# A result goes into the tensor's own memory, also where that is sent; what backward saved is known to have changed.
+memory = np.zeros(size * 3, np.float32)
+whole = sg.from_numpy(memory)
+piece = whole[3 * rank : 3 * rank + 3].fill_(rank + 1)
+dist.all_gather_into_tensor(whole, piece)
+assert memory.tolist() == np.repeat(np.arange(1.0, size + 1), 3).tolist()
+dist.reduce_scatter_tensor(piece, whole)
+assert memory[3 * rank : 3 * rank + 3].tolist() == [size * (rank + 1)] * 3
+pairs = sg.arange(float(size)) + rank * size
+dist.all_to_all_single(pairs, pairs)
+assert pairs.tolist() == [other * size + rank for other in range(size)]
+saved = sg.ones(3)
+square = (leaf := sg.ones(3, requires_grad=True)) * saved
+dist.all_reduce(saved)
+try:
+    square.sum().backward()
+    raise AssertionError("backward does not see the change")
+except sg.errors.GraphError as error:
+    assert "version" in str(error), error
+
 objects = [None] * size
 dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 1000})
 assert [found["rank"] for found in objects] == list(range(size))
