@@ -86,7 +86,9 @@ class SpillFormatError(SpillError, ValueError):
 
 
 class BudgetError(SpillgradError, ValueError):
-    """Raised for a byte budget that cannot be parsed or cannot be met."""
+    """Raised for a byte budget that cannot be parsed or cannot be met; `least_bytes` would do, if it is not 0."""
+
+    least_bytes = 0
 
 
 class DataError(SpillgradError, ValueError):

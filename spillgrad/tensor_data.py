@@ -61,6 +61,10 @@ class Storage:
             self.__dict__.setdefault("_uid", next(_uids))  # two threads may ask at once
         return self._uid  # type: ignore[return-value]
 
+    def accumulate(self, total: Any, gradient: Any) -> bool:
+        """Add `gradient` to `total`, a tensor over this storage, in a way of its own; return False if there is none."""
+        return False
+
     def parts_now(self) -> Any:
         """Return `in_parts` with all changes."""
         return self.in_parts

@@ -272,6 +272,8 @@ def _compute_into(out: Any, row: Row, operands: tuple[Any, ...]) -> Tensor:
 
 def accumulate(total: Tensor, gradient: Tensor) -> None:
     """Add `gradient` to `total` in place, as backward does for every leaf; call this only where nothing is recorded."""
+    if total._storage.offloaded and total._storage.accumulate(total, gradient):
+        return
     into, array = total._array, gradient._array
     if array.shape == into.shape and inplace.computes_in_place(total, (gradient,), {}) and _same_or_apart(into, array):
         total._storage.begin_change()

@@ -7,7 +7,7 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.autograd.core import hooks
-from spillgrad.autograd.core.grad_mode import is_recording
+from spillgrad.autograd.core.grad_mode import is_recording, state
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.array_casts import as_own, cast, on_floats, require_floats
@@ -105,7 +105,15 @@ def _as_float64(divisor: _Count) -> Any:
 def _gradients_made_ahead(
     g: Tensor, grad_input: Tensor, grad_weight: Tensor, grad_bias: Tensor, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, ...]:
-    return _scaled((grad_input, grad_weight, grad_bias), g, needs)
+    parts = (grad_input, grad_weight, grad_bias)
+    if not state.frees_graph or any(is_on_device(part.array) or part.array.dtype != g.array.dtype for part in parts):
+        return _scaled(parts, g, needs)
+    # Nobody uses the saved gradients after this, and one of them is as large as the weight: they are scaled in place.
+    for part in parts:
+        if g.array != 1:
+            part.bump_version()
+            np.multiply(part.array, g.array, out=part.array)
+    return tuple(Tensor.wrap(part.array) if need else None for part, need in zip(parts, needs, strict=True))
 
 
 def _scaled(gradients: Sequence[Any], g: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

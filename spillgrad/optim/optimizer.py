@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,10 @@ class StepContext:
     def updated(self, param: Tensor) -> Tensor:
         """Return what is updated: the parameter, or the part of it that has the shape of the gradient."""
         return param
+
+    def pieces(self, param: Tensor, grad: Tensor, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
+        """Yield a parameter, its gradient and its state; or pieces of them, which are updated one after the other."""
+        yield self.updated(param), grad, state
 
 
 Step = Callable[..., Any]
@@ -320,7 +324,7 @@ class Optimizer:
         for group in self.param_groups:
             for param in group["params"]:
                 with self.step_context.around_update(param):
-                    yield self._update(param, group)
+                    yield from self._updates_of(param, group)
 
     def step_parameter(self, param: Tensor, group: Group) -> None:
         """Update one parameter of a group, if it has a gradient.
@@ -334,13 +338,16 @@ class Optimizer:
         """
         self._opt_called = True
         with no_grad(), self.step_context.around_update(param):
-            run([self._update(param, group)])
+            run(self._updates_of(param, group))
 
-    def _update(self, param: Tensor, group: Group) -> Pending | None:
+    def _updates_of(self, param: Tensor, group: Group) -> Iterator[Pending | None]:
         grad = self.step_context.gradient(param)
-        if grad is None:
-            return None
-        pending = self.update(self.step_context.updated(param), grad, self.state[param], group)
+        if grad is not None:
+            for piece in self.step_context.pieces(param, grad, self.state[param]):
+                yield self._update(*piece, group)
+
+    def _update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
+        pending = self.update(param, grad, state, group)
         return pending._replace(maximize=True) if pending is not None and group.get("maximize") else pending
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:

@@ -16,6 +16,7 @@ from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
+from spillgrad.spill.offload.pieces import PiecingResidents
 from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
@@ -140,6 +141,10 @@ class disk_offload(OffloadOwner):
     unchanged. With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each
     gradient is read once, because its norm is taken when backward finishes it.
 
+    **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
+    pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
+    `Muon`, `Adafactor` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+
     **Arrays and copies.** The array that ``numpy()`` returns for an offloaded tensor may be written to. If it was, its
     values are stored again once no reference to the array is left. Copies and pickles of the model and of the optimizer
     are in RAM, and independent of this object. This object itself cannot be copied or pickled.
@@ -239,9 +244,10 @@ class disk_offload(OffloadOwner):
         )
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
-        if self._group is None or not self._sharing.cuts_parameters:
-            return TensorResidents(store)
-        return GatheringResidents(store, self._group, self._sharing)
+        if self._group is None:
+            return PiecingResidents(store)
+        cuts = self._sharing.cuts_parameters
+        return GatheringResidents(store, self._group, self._sharing) if cuts else TensorResidents(store)
 
     @contextlib.contextmanager
     def _offloading_what_is_registered(self, residents: TensorResidents) -> Iterator[None]:

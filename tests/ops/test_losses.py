@@ -152,6 +152,38 @@ def test_the_loss_of_a_product_may_be_differentiated_twice_and_one_operand_at_a_
     np.testing.assert_array_equal(alone.grad.numpy(), once.numpy())
 
 
+def test_gradients_made_in_advance_are_scaled_in_place_where_the_graph_is_freed_and_only_there():
+    def gradients(factor: float, **options: bool) -> list[list[list[float]]]:
+        (linear_cross_entropy(x, weight, sg.tensor(TARGET)) * factor).backward(**options)
+        found = [x.grad.tolist(), weight.grad.tolist()]
+        x.grad = weight.grad = None
+        return found
+
+    x, weight = (sg.tensor(values, dtype="float32", requires_grad=True) for values in (FEATURES, HEAD))
+    for factor in (1.0, 0.37):
+        assert gradients(factor) == gradients(factor, retain_graph=True)
+    loss = linear_cross_entropy(x, weight, sg.tensor(TARGET))
+    found: list[list[list[float]]] = []
+
+    def apply_alone(grad: sg.Tensor) -> None:  # the node alone, which frees nothing
+        with sg.no_grad():
+            found.extend(loss.grad_fn(sg.tensor(0.37))[1].tolist() for _ in range(2))
+
+    apply_alone(x)
+    handle = weight.register_hook(apply_alone)
+    sg.grad(linear_cross_entropy(x, weight, sg.tensor(TARGET)), [weight])
+    handle.remove()
+    assert len(found) == 4 and all(each == found[0] for each in found)
+    saved = loss.grad_fn._saved_grad_weight
+    version = saved._version
+    (loss * 0.37).backward()
+    assert saved._version == version + 1  # who has it can see that it changed
+    before = weight.grad.clone()
+    with pytest.raises(sg.errors.SavedTensorError, match="retain_graph"):
+        loss.backward()
+    assert sg.equal(weight.grad, before)
+
+
 def test_a_weight_changed_before_backward_is_noticed():
     x, weight = leaf(FEATURES), leaf(HEAD)
     loss = linear_cross_entropy(x, weight, sg.tensor(TARGET))

@@ -134,13 +134,13 @@ def run_backward(
     heapq.heapify(ready)
     watched = anomaly_mode.run if anomaly_mode.is_anomaly_enabled() else None
     recorder, began_ns = profiling.recorder, 0
-    grad_mode, autocast, pairs, outer, level = (
-        state.enabled, state.autocast, hooks.stack.pairs, _thread.run, _thread.level
+    grad_mode, autocast, frees_graph, pairs, outer, level = (
+        state.enabled, state.autocast, state.frees_graph, hooks.stack.pairs, _thread.run, _thread.level
     )  # fmt: skip
     run = Run(waiting, needed, targets, outer)
     try:
         # Derivatives run in the dtypes of the forward.
-        state.enabled, state.autocast = create_graph, None
+        state.enabled, state.autocast, state.frees_graph = create_graph, None, not (retain_graph or create_graph)
         _thread.run, _thread.level = run, level + 1
         while ready:
             node = heapq.heappop(ready)[2]
@@ -192,7 +192,7 @@ def run_backward(
     finally:
         # This comes before any call, because a signal handler may raise after each call.
         _thread.run, _thread.level = outer, level
-        state.enabled, state.autocast = grad_mode, autocast
+        state.enabled, state.autocast, state.frees_graph = grad_mode, autocast, frees_graph
         run.at_end.clear()  # they hold a reference to the run
         run.at_failure.clear()
         if hooks.stack.pairs is not pairs:  # a hook has entered a context without leaving it, or the reverse

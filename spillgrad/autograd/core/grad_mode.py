@@ -1,10 +1,11 @@
 """Whether this thread records operations, and the context managers and decorators that switch recording."""
 
+import contextlib
 import functools
 import inspect
 import threading
 import types
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 __all__ = [
@@ -39,9 +40,20 @@ class _GradMode(threading.local):
     inference = False
     mark: _Mark | None = None
     autocast: Any = None  # the mixed-precision mode; see `spillgrad.ops.autocast`
+    frees_graph = False  # whether a backward runs that frees what the graph saved as soon as a derivative has used it
 
 
 state = _GradMode()
+
+
+@contextlib.contextmanager
+def keeping_graph() -> Iterator[None]:
+    """Context manager: a derivative keeps what the graph saved, because it may run again."""
+    frees_graph, state.frees_graph = state.frees_graph, False
+    try:
+        yield
+    finally:
+        state.frees_graph = frees_graph
 
 
 def is_recording() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from spillgrad.autograd.core import anomaly_mode
-from spillgrad.autograd.core.grad_mode import state
+from spillgrad.autograd.core.grad_mode import keeping_graph, state
 from spillgrad.autograd.core.gradient_references import is_unshared
 from spillgrad.autograd.core.hooks import stack as hook_stack
 from spillgrad.errors import GraphError, HookTypeError
@@ -218,7 +218,8 @@ class Node:
             raise GraphError(
                 f"{self.name()}: got {len(grads)} gradients; it has {self.output_count} outputs, give one for each"
             )
-        results = self.apply(list(grads))
+        with keeping_graph():
+            results = self.apply(list(grads))
         return results[0] if len(results) == 1 else tuple(results)
 
     def release(self) -> None:

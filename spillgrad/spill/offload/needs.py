@@ -51,11 +51,12 @@ class Framework(NamedTuple):
 
     `module` is the base class of modules. `state_bytes_of` takes an optimizer, a parameter and its group, and counts
     state that the first update will make; `updated_state_bytes_of` counts the state that an update needs in RAM at
-    once. `members` yields an optimizer's parameters, each with its group. `named_tensors` takes a module, and whether
-    to go through the modules inside; it returns the tensors that an offload stores, which are of the `kinds`.
-    `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says whether the parameters of a module
-    without a forward, such as a list, are used at once; otherwise, one by one. `is_compiled` says whether a module uses
-    the parameters of all modules inside it at once.
+    once. `updated_gradient_bytes_of` takes an optimizer, a parameter and the bytes of its gradient, and returns how
+    many of them an update needs at once. `members` yields an optimizer's parameters, each with its group.
+    `named_tensors` takes a module, and whether to go through the modules inside; it returns the tensors that an offload
+    stores, which are of the `kinds`. `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says
+    whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
+    `is_compiled` says whether a module uses the parameters of all modules inside it at once.
     """
 
     module: type
@@ -64,6 +65,7 @@ class Framework(NamedTuple):
     members: Callable[[Any], Iterable[tuple[Any, Any]]] = members
     named_tensors: Callable[[Any, bool], list[tuple[str, Any]]] = _named_tensors
     nbytes_of: Callable[[Any], int] = operator.attrgetter("nbytes")
+    updated_gradient_bytes_of: Callable[[Any, Any, int], int] = lambda optimizer, param, nbytes: nbytes
     kinds: str = "parameters and buffers"
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
@@ -232,6 +234,7 @@ def _used_at_once(framework: Framework, model: Any) -> Iterator[tuple[str, list[
 
 
 _GRADIENTS = (", as much for its gradient", ", as much for that clipped")
+_PIECES_OF_GRADIENTS = (", {} for a piece of its gradient", ", as much for that clipped")
 _PARTS_OF_GRADIENTS = (", {} for this process's part of its gradient", ", as much for that clipped")
 
 
@@ -245,14 +248,17 @@ def _of_updates(
     for param, group in framework.members(optimizer):
         if param.requires_grad and id(param) in names:
             own_bytes = framework.nbytes_of(param)
-            state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
-            grad_bytes = own_bytes
-            if ranks > 1:
-                grad_bytes, state_bytes = (part_bytes(each, param.itemsize, ranks) for each in (own_bytes, state_bytes))
+            if sharing.sums:
+                texts = _PARTS_OF_GRADIENTS if ranks > 1 else _GRADIENTS
+                wholes = own_bytes, framework.state_bytes_of(optimizer, param, group)
+                grad_bytes, state_bytes = (part_bytes(each, param.itemsize, ranks) for each in wholes)
+            else:
+                grad_bytes = framework.updated_gradient_bytes_of(optimizer, param, own_bytes)
+                state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
+                texts = _GRADIENTS if grad_bytes == own_bytes else _PIECES_OF_GRADIENTS
             own_bytes, itself = (grad_bytes, "its part") if id(param) in cut else (own_bytes, "itself")
             nbytes = own_bytes + gradients * grad_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
-            texts = _GRADIENTS if ranks == 1 else _PARTS_OF_GRADIENTS
             of_gradients = "".join(text.format(format_bytes(grad_bytes)) for text in texts[:gradients])
             yield Need(
                 nbytes,

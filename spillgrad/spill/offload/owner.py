@@ -65,7 +65,9 @@ class OffloadOwner(StoreOwner):
                 on_full=on_full,
                 keep_journal=keep_journal,
             )
-            return self._residents_of(store)
+            made = self._residents_of(store)
+            buffers.pool.keep_to_peak(made)
+            return made
 
         found = None if isinstance(model, self._framework.module) else residents()
         with contextlib.ExitStack() as undo:
@@ -85,7 +87,6 @@ class OffloadOwner(StoreOwner):
             if step_in_backward:
                 _stepped_in_backward[self.model] = self.optimizer
             undo.pop_all()
-        buffers.pool.keep_to_peak(self._residents)
         buffers.release_if_scarce(_USED_PER_STORED * sum(disk))
 
     def _require_options(self, has_optimizer: bool) -> None:
@@ -221,7 +222,9 @@ def public_name(kind: type) -> str:
 def require_enough(name: str, given_bytes: int, need: Need) -> None:
     """Raise BudgetError if the budget `name` is below a need."""
     if given_bytes < need.nbytes:
-        raise BudgetError(
+        error = BudgetError(
             f"disk_offload: got a {name} of {given_bytes} bytes, but {need.why}; give at least {need.nbytes} bytes "
             f"({format_bytes(need.nbytes)})"
         )
+        error.least_bytes = need.nbytes
+        raise error

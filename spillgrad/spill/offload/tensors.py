@@ -3,6 +3,8 @@
 import itertools
 import math
 import operator
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -18,7 +20,7 @@ from spillgrad.spill.tensor_memory import layout_of, over
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_data import Storage
+from spillgrad.tensor_data import Size, Storage
 
 if TYPE_CHECKING:
     from spillgrad.spill.device_store import DeviceStore
@@ -93,6 +95,10 @@ class TensorResidents(Residents):
         vars(tensor).pop("_array")
         tensor.__class__ = kind
 
+    def offload_in_pieces(self, tensor: Tensor, count: int, label: Label) -> None:
+        """Move the memory of a leaf tensor to the store, where that can be in pieces of `count` elements, if not 0."""
+        self.offload(tensor, label)
+
     def _offload(self, storage: Storage, array: np.ndarray, label: Label) -> None:
         store = self.store_of(device_of(array))
         array = store.own(array)
@@ -113,6 +119,8 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     norm: float | None = None
     # The sums of squares of a gradient's part; None if they are not known.
     squares: np.ndarray | None = None
+    # How many elements of a parameter are updated at once; 0 for all.
+    updated_elements = 0
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""
@@ -120,7 +128,8 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
 
     def put_away(self, gradient: Tensor) -> None:
         """Move the memory of `gradient`, of the leaf over this storage, to the store."""
-        self._residents.offload(gradient, Label("gradient", None, self.label.module))
+        label = Label("gradient", None, self.label.module)
+        self._residents.offload_in_pieces(gradient, self.updated_elements, label)
         self._residents.return_changed()
 
     def place(self, residents: Residents, store: Any, handle: Handle, array: np.ndarray) -> None:
@@ -237,6 +246,34 @@ class OffloadedParameter(Offloaded, Parameter):
 
 class OffloadedBuffer(Offloaded, Buffer):
     """A buffer in a store."""
+
+
+class OffloadedPart(Offloaded):
+    """Some elements of an offloaded tensor, in one dimension. It holds no memory while it is not used."""
+
+    _part: slice
+    _known: Callable[[], np.ndarray | None]
+    shape = property(lambda self: Size((self._part.stop - self._part.start,)))
+    nbytes = property(lambda self: self.numel() * self.itemsize)
+
+    @staticmethod
+    def of(whole: Tensor, part: slice) -> "OffloadedPart":
+        """Return the elements of a contiguous offloaded tensor that `part` says."""
+        tensor: OffloadedPart = object.__new__(OffloadedPart)
+        tensor._storage = cast(OffloadedStorage, whole._storage)
+        tensor._part, tensor._known = slice(part.start, min(part.stop, whole.numel())), lambda: None
+        return tensor
+
+    @property  # type: ignore[misc]  # what is updated is not given other memory
+    def _array(self) -> np.ndarray:  # type: ignore[override]
+        array = self._known()
+        if array is None:
+            array = self._storage.array.reshape(-1)[self._part]
+            self._known = weakref.ref(array)
+        return array
+
+    def storage_offset(self) -> int:
+        return int(self._part.start)
 
 
 KINDS: dict[type[Tensor], type[Tensor]] = {

@@ -1,9 +1,13 @@
 """The hooks by which an offloaded model is trained: around modules, after gradients, and around updates."""
 
+import collections
 import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
 
 from spillgrad.autograd.core.engine import Run, outermost_run
 from spillgrad.autograd.core.grad_mode import no_grad
@@ -12,9 +16,10 @@ from spillgrad.errors import ArgumentError, GraphError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
-from spillgrad.optim.optimizer import Group, Optimizer, StepContext
+from spillgrad.optim.optimizer import Group, Optimizer, State, StepContext
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
-from spillgrad.spill.offload.tensors import Offloaded, OffloadedTensor, TensorResidents
+from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements
+from spillgrad.spill.offload.tensors import Offloaded, OffloadedPart, OffloadedStorage, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Storage
@@ -75,6 +80,8 @@ class OffloadedTraining(StepContext):
         optimizer.step_context = self
         for param, _ in members(optimizer):
             self._put_state_away(optimizer, param)
+            if isinstance(param._storage, OffloadedStorage):
+                param._storage.updated_elements = piece_elements(optimizer, param)
             if self._step_in_backward and (self._max_grad_norm is not None or id(param) in self._names):
                 param._updated_in_backward = True
 
@@ -137,10 +144,11 @@ class OffloadedTraining(StepContext):
     def _put_gradient_away(self, param: Tensor) -> None:
         grad = param.grad
         if grad is not None:
-            if grad.array is not grad.storage.array:
+            if not isinstance(grad, Offloaded) and grad.array is not grad.storage.array:
                 param.grad = grad = grad.detach().clone()
-            norm = None if self._max_grad_norm is None else clip_grad.norm(grad)
-            self.residents.offload(grad, Label("gradient", None, self._names[id(param)]))
+            norm = None if self._max_grad_norm is None else _norm(grad)
+            label = Label("gradient", None, self._names[id(param)])
+            self.residents.offload_in_pieces(grad, self._piece_elements(param), label)
             if isinstance(grad, OffloadedTensor):
                 grad._storage.norm = norm
         self.residents.return_changed()
@@ -164,16 +172,58 @@ class OffloadedTraining(StepContext):
         """Return the norm of each gradient."""
         return [_norm(param.grad) for param, _ in members(optimizer) if param.grad is not None]
 
+    def _piece_elements(self, param: Tensor) -> int:
+        """Return how many elements of a parameter are updated at once; 0 for all."""
+        return piece_elements(self._optimizer(), param)
+
     def gradient(self, param: Tensor) -> Tensor | None:
         grad = param.grad
         if grad is None or self._factor is None:
             return grad
         if self._uses_up:
             param.grad = None  # freed with the update: no caller may see it scaled, and it need not be written
-        else:
+        if isinstance(grad._storage, PiecedStorage):
+            return grad  # each piece is scaled when it is used
+        if not self._uses_up:
             grad = grad.detach().clone()
         clip_grad.scale([grad], self._factor)
         return grad
+
+    def pieces(self, param: Tensor, grad: Tensor, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
+        count, optimizer, residents = self._piece_elements(param), self._optimizer(), self.residents
+        can_cut = count and isinstance(param, Offloaded)
+        if not can_cut or optimizer is None or not isinstance(residents, PiecingResidents):
+            yield from super().pieces(param, grad, state)
+            return
+        self._put_state_away(optimizer, param)  # what was loaded is cut
+        cut = {key: value._storage.pieces for key, value in state.items() if _is_in_pieces(value)}
+        made: dict[str, list[Tensor]] = collections.defaultdict(list)
+        whole = param._storage.array  # a view of it, which is updated, does not keep it from being stored
+        for number, start in enumerate(range(0, param.numel(), count)):
+            part = slice(start, start + count)
+            before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
+            after = dict(before)
+            with residents.using(id(after)):
+                yield OffloadedPart.of(param, part), self._piece_of(grad, number, part), after
+            for key, value in after.items():
+                if isinstance(value, Tensor) and value is not before.get(key):
+                    residents.offload(value, self._state_label(key, param))
+                    made[key].append(value)
+            residents.return_changed()
+        del whole
+        state |= {key: value for key, value in after.items() if key not in cut and key not in made}
+        state |= {key: residents.joined(some, param.shape, self._state_label(key, param)) for key, some in made.items()}
+
+    def _piece_of(self, grad: Tensor, number: int, part: slice) -> Tensor:
+        """Return a piece of a gradient. A gradient that is in pieces is scaled here."""
+        if not isinstance(grad._storage, PiecedStorage):
+            of_grad: Tensor = grad.detach().reshape(-1)[part]
+            return of_grad
+        piece = grad._storage.pieces[number]
+        if self._factor is not None:
+            piece = piece.detach().clone()
+            clip_grad.scale([piece], self._factor)
+        return piece
 
     @contextlib.contextmanager
     def around_update(self, param: Tensor) -> Iterator[None]:
@@ -195,19 +245,33 @@ class OffloadedTraining(StepContext):
         group = None if optimizer is None else self._groups.of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
-        scaled_bytes = param.grad.nbytes if self._factor is not None and not self._uses_up else 0
-        return scaled_bytes + (0 if optimizer.state.get(param) else state_bytes_of(optimizer, param, group))
+        is_in_pieces = isinstance(param.grad._storage, PiecedStorage)
+        is_copied = self._factor is not None and (is_in_pieces or not self._uses_up)
+        scaled_bytes = updated_bytes_of(optimizer, param, param.grad.nbytes) if is_copied else 0
+        return scaled_bytes + (0 if optimizer.state.get(param) else updated_state_bytes_of(optimizer, param, group))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
-                self.residents.offload(value, Label("state", key, self._names.get(id(param))))
+                count = piece_elements(optimizer, param) if value.shape == param.shape else 0
+                self.residents.offload_in_pieces(value, count, self._state_label(key, param))
         self.residents.return_changed()
+
+    def _state_label(self, key: str, param: Tensor) -> Label:
+        return Label("state", key, self._names.get(id(param)))
+
+
+def _is_in_pieces(value: Any) -> bool:
+    return isinstance(value, Tensor) and isinstance(value._storage, PiecedStorage)
 
 
 def _norm(grad: Tensor) -> float:
     known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
-    return clip_grad.norm(grad) if known is None else known
+    if known is not None:
+        return known
+    if isinstance(grad._storage, PiecedStorage):
+        return clip_grad.norm_of_squares(np.concatenate([clip_grad.squares(piece) for piece in grad._storage.each()]))
+    return clip_grad.norm(grad)
 
 
 def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
@@ -217,4 +281,15 @@ def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
     return max(sum(there), expected)
 
 
-FRAMEWORK = Framework(Module, state_bytes_of, state_bytes_of)
+def updated_bytes_of(optimizer: Optimizer, param: Tensor, nbytes: int) -> int:
+    """Return the bytes of a parameter's gradient or state, of `nbytes`, that an update needs at once."""
+    count = piece_elements(optimizer, param)
+    return -(-nbytes * count // param.numel()) if count else nbytes
+
+
+def updated_state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
+    """Return the bytes of a parameter's state that an update needs at once."""
+    return updated_bytes_of(optimizer, param, state_bytes_of(optimizer, param, group))
+
+
+FRAMEWORK = Framework(Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of)

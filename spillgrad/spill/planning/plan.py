@@ -38,9 +38,11 @@ from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.threads.dispatch import get_num_threads
 
-# The share of the memory that the store gets while two layers are measured; the second share if a layer needs more.
-_PROFILE_SHARES = (0.25, 0.6)
+# The share of the memory that the store gets while two layers are measured, or what a layer needs, if that is more; but
+# no more than the second share: the rest is for what the store does not hold.
+_PROFILE_SHARE, _MOST_PROFILE_SHARE = 0.25, 0.6
 _BYTES = 256
+Model = str | catalogue.Config | Callable[[int], Module]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Plan(TrainingPlan):
 
 
 def plan(
-    model: str | Callable[[int], Module],
+    model: Model,
     batch: int,
     context: int,
     ram: int | str,
@@ -166,8 +168,8 @@ def plan(
 
     Parameters
     ----------
-    model : str or callable
-        Name of a model of the catalogue, or a function that builds a model with a given number of layers.
+    model : str, GPTConfig, LlamaConfig or callable
+        Name of a model of the catalogue, or its sizes, or a function that builds a model with a given number of layers.
     batch : int
         Number of sequences in a batch.
     context : int
@@ -349,7 +351,8 @@ def _watched(
     on = measure(place) if machine is None else machine
 
     def watched(offload: bool) -> Whole:
-        for share in _PROFILE_SHARES:
+        budget_bytes = int(ram_bytes * _PROFILE_SHARE)
+        for _ in range(2):
             try:
                 found = profile(
                     build,
@@ -357,14 +360,16 @@ def _watched(
                     loss,
                     optimizer,
                     place,
-                    ram_budget=int(ram_bytes * share),
+                    ram_budget=budget_bytes,
                     offload=offload,
                     mixed_precision=mixed_precision,
                     accumulate=accumulate,
                     busy_s_per_byte=on.busy_s(1),
                 )
             except BudgetError as error:
-                refused = error
+                refused, budget_bytes = error, error.least_bytes
+                if not 0 < budget_bytes <= ram_bytes * _MOST_PROFILE_SHARE:
+                    break
             else:
                 return Whole(found, depth, on)
         raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
@@ -373,21 +378,22 @@ def _watched(
 
 
 def _builder(
-    model: str | Callable[[int], Module], context: int, depth: int | None, lora: int | None
+    model: Model, context: int, depth: int | None, lora: int | None
 ) -> tuple[Callable[[int], Module], int, str]:
     """Return (function that builds the model with n layers, number of layers of the whole model, name of the model)."""
     bare: Callable[[int], Module]
-    if isinstance(model, str):
+    if not callable(model):
+        name = model if isinstance(model, str) else type(model).__name__.removesuffix("Config")
         if depth is not None:
-            raise ArgumentError(f"plan: got depth {depth} with the name {model}, which has its own; leave it out")
+            raise ArgumentError(f"plan: got depth {depth} with the model {name}, which has its own; leave it out")
         config = catalogue.config(model)
         is_published = config.vocab_size > _BYTES  # it keeps its own number of positions, as in training
         if is_published and context > config.context:
-            raise ArgumentError(f"plan: got context {context}; {model} has {config.context} positions at most")
+            raise ArgumentError(f"plan: got context {context}; {name} has {config.context} positions at most")
         positions = None if is_published else context
         field = "n_layer" if isinstance(config, GPTConfig) else "num_hidden_layers"
-        layers, name = getattr(config, field), model
-        bare = lambda count: catalogue.build(name, positions, **{field: count})  # noqa: E731
+        layers = getattr(config, field)
+        bare = lambda count: catalogue.build(config, positions, **{field: count})  # noqa: E731
     else:
         bare, layers, name = model, 1 if depth is None else depth, getattr(model, "__name__", "a model")
     if lora is None:
@@ -396,9 +402,9 @@ def _builder(
     return lambda count: with_adapters(bare(count), rank), layers, f"{name} with adapters of rank {rank}"
 
 
-def _loss(model: str | Callable[[int], Module], batch: int, context: int) -> Callable[[Module], Tensor]:
+def _loss(model: Model, batch: int, context: int) -> Callable[[Module], Tensor]:
     """Return a function that takes a language model and returns its loss on a batch of random bytes."""
-    if not isinstance(model, str):
+    if callable(model):
         raise ArgumentError("plan: got a function that builds a model, but no loss; give a function of the model")
     drawn = np.random.default_rng(0).integers(0, _BYTES, (batch, context + 1))
 

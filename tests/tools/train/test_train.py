@@ -844,6 +844,26 @@ def test_the_command_trains_a_model_that_lives_on_disk(
     wait_until_no_spill_file_is_below(here)
 
 
+def test_a_run_within_a_memory_follows_a_plan_to_the_same_numbers(here: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*ARGUMENTS, "--no-spill", "--out", "free"]) == 0
+    capsys.readouterr()
+    wanted = {name: array.tobytes() for name, array in saved_model(here / "free").items()}
+    least = ""
+    for number, ram in enumerate(["auto", "4GiB", "least"]):
+        words = ["--ram", least if ram == "least" else ram]
+        assert main([*ARGUMENTS, *words, "--out", f"out{number}"]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"within \S+ \SiB of RAM", printed) and "plan: " in printed
+        least = "".join(re.findall(r"the least --ram that works is (\S+) (\SiB)", printed)[0])
+        assert {n: array.tobytes() for n, array in saved_model(here / f"out{number}").items()} == wanted
+    wait_until_no_spill_file_is_below(here)
+
+
+def test_a_stopped_run_within_a_memory_names_the_memory_and_not_what_the_plan_chose():
+    options = TrainOptions({}, ram="1GiB", offload=True, ram_budget="400MiB", save_every=2)
+    assert train_command._again(options, Path("out")) == "spillgrad train --resume out --ram 1GiB --save-every 2"
+
+
 def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*ARGUMENTS, "--steps", "2", "--no-spill", "--out", "out"]) == 0
     assert re.search(r"held-out loss \(1 of 4 batches\) +[0-9.]+ nats", capsys.readouterr().out)
@@ -856,6 +876,12 @@ def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.Captur
         (["--offload", "--codec", "bf16"], ["--codec with --offload"]),
         (["--offload", "--encrypt"], ["--encrypt with --offload"]),
         (["--shard", "all"], ["--shard all without --offload"]),
+        (["--ram", "4GiB", "--offload"], ["--ram 4GiB with --offload"]),
+        (["--ram", "auto", "--ram-budget", "1MiB"], ["--ram auto with --ram-budget 1MiB"]),
+        (["--ram", "4GiB", "--no-spill"], ["--ram 4GiB with --no-spill"]),
+        (["--ram", "4GiB", "--policy", "keep"], ["--ram 4GiB with --policy keep"]),
+        (["--ram", "many"], ["many"]),
+        (["--ram", "40MiB"], ["40 MiB", "the least that works is"]),
         (["--weights", "base"], ["--model tiny with --weights"]),
         (["--lora", "0"], ["--lora", "0"]),
         (["--report", "--no-spill"], ["--report with --no-spill"]),

@@ -42,6 +42,7 @@ from spillgrad_tools.train.ranks import Ranks
 from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
+from spillgrad_tools.train.within import DECIDED, contradictions, within
 
 SAMPLE_BYTES = 300
 # The reported train loss and speed are averages over this many last steps: a single batch is noisy.
@@ -77,12 +78,19 @@ def run(options: TrainOptions) -> bool:
     ranks = Ranks()
     console = output_console(is_quiet=not ranks.is_first)
     _require_consistent(options)
+    if options.ram is not None and ranks.size > 1:
+        raise ArgumentError(
+            f"train: got --ram {options.ram} in {ranks.size} processes; plan them together with: spillgrad launch -n "
+            f"{ranks.size} -- plan --ram {options.ram}"
+        )
     settings = _settings(options)
     text = sg.data.load_text(options.data)
     with contextlib.ExitStack() as stack:
         out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
+        if options.ram is not None:
+            options = within(options, settings, len(text), options.spill_dir or out, console)
         journal = _journal(out, ranks)
         finished = _run(options, settings, text, out, journal, console, ranks)
         if options.report and ranks.is_first:
@@ -146,8 +154,9 @@ def _require_consistent(options: TrainOptions) -> None:
 
     Raises BudgetError for an invalid budget. Raises DeviceError for a device that this machine does not have.
     """
-    if options.ram_budget is not None:
-        parse_bytes(options.ram_budget)
+    for size in (options.ram_budget, None if options.ram == "auto" else options.ram):
+        if size is not None:
+            parse_bytes(size)
     for words in _contradictions(options):
         raise ArgumentError(f"train: got {words}; leave one out")
     if options.report:
@@ -156,6 +165,8 @@ def _require_consistent(options: TrainOptions) -> None:
 
 
 def _contradictions(options: TrainOptions) -> Iterator[str]:
+    if options.ram is not None:
+        yield from contradictions(options)
     if not options.spill and options.policy != "spill":
         yield f"--policy {options.policy} with --no-spill, which keeps all in RAM"
     if not options.spill and not options.offload:
@@ -221,7 +232,8 @@ def _again(options: TrainOptions, out: Path) -> str:
     words = ["spillgrad", "train", "--resume", str(out)]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in ("settings", "out", "resume") and value != field.default:
+        decided = DECIDED if options.ram is not None else ()
+        if field.name not in ("settings", "out", "resume", *decided) and value != field.default:
             words += _words(field.name, value)
     return shlex.join(words)
 

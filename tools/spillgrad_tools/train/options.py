@@ -67,6 +67,10 @@ class TrainOptions:
     data: Annotated[
         Path | None, Option(help="Text file, or a folder of them.", show_default="Python's reference text")
     ] = None
+    ram: Annotated[str | None, Option(
+        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan then "
+        "chooses the options for RAM and disk, to the same numbers.", show_default="no plan",
+    )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
         show_default=f"{DEFAULT_RAM_BUDGET}; with --offload, a quarter of what is free",

@@ -41,10 +41,15 @@ def run(options: PlanOptions) -> None:
         show(console, found, options.directory)
         if again is not None:
             show_line(console, again)
+    require_disk("plan", found, options.directory, "--dir")
+
+
+def require_disk(who: str, found: sg.planning.Plan, directory: Path, option: str) -> None:
+    """Raise SpillError if the folder that an option names has too little room for what a plan stores."""
     if not found.fits_disk:
         raise SpillError(
-            f"plan: got {options.directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
-            f"{format_bytes(found.prediction.disk_bytes)}; free space there, or name another folder with --dir"
+            f"{who}: got {directory} with {format_bytes(found.machine.disk.free_bytes)} free, wanted "
+            f"{format_bytes(found.prediction.disk_bytes)}; free space there, or name another folder with {option}"
         )
 
 

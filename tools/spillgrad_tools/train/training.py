@@ -314,6 +314,11 @@ def _state_of(directory: Path) -> dict[str, Any]:
     return state
 
 
+def config_of(settings: TrainSettings, resume_from: Path | None) -> Config:
+    """Return the sizes of the model that a run trains."""
+    return _config(settings, None if resume_from is None else _state_of(resume_from))
+
+
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
     """Return the model's sizes: from the checkpoint's `state` if given, else from the weights or the named model."""
     if state is not None:

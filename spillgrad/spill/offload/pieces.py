@@ -1,0 +1,200 @@
+"""Large gradients and state in pieces, so that an update needs little of them in RAM at once.
+
+An optimizer that updates every element by a formula can update a parameter piece by piece, to the same bits. Whoever
+reads such a tensor, as a checkpoint does, gets the whole, which counts in the RAM budget until its last alias dies.
+"""
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from spillgrad.device.device import CPU
+from spillgrad.ops.complex_numbers import is_conj, is_neg
+from spillgrad.ops.elementwise import accumulate
+from spillgrad.optim.formula_optimizer import FormulaOptimizer
+from spillgrad.spill.offload.residents import is_held
+from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle, Label
+from spillgrad.tensor import Tensor
+from spillgrad.tensor_data import Storage
+from spillgrad_kernels.cpu.optim import CHUNK
+from spillgrad_kernels.memory import buffers
+
+# Small enough that the pieces of an update are little beside a layer; large enough to cost no time.
+PIECE_BYTES = 16 << 20
+
+
+def piece_elements(optimizer: Any, param: Tensor) -> int:
+    """Return how many elements of a parameter an optimizer may update at once; 0 if it must update all together."""
+    can_be_cut = isinstance(optimizer, FormulaOptimizer) and param.device is CPU and not param.is_complex()
+    # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
+    return PIECE_BYTES // (param.itemsize * CHUNK) * CHUNK if can_be_cut and param.nbytes > PIECE_BYTES else 0
+
+
+class Whole(Handle):
+    """The name of an array that is in pieces: offloaded tensors of one dimension."""
+
+    __slots__ = ("changing", "pieces")
+
+    def __init__(self, array: np.ndarray, sequence: int, label: Label, pieces: Sequence[Tensor]) -> None:
+        super().__init__(array, sequence, label)
+        self.pieces = pieces
+        self.changing: np.ndarray | None = None  # the whole array, while it is changed
+
+
+class Joining:
+    """Joins pieces. To a `Resident`, it is the store of the whole arrays."""
+
+    def __init__(self, store: DiskStore) -> None:
+        self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a piece is dropped with its tensor
+        self._store = store
+        self._made = 0
+
+    @property
+    def budget_bytes(self) -> int:
+        """The most bytes that the running modules keep."""
+        return self._store.ram_budget
+
+    def new_handle(self, array: np.ndarray, label: Label, pieces: Sequence[Tensor]) -> Whole:
+        """Return the name of a whole array, of which only shape and dtype matter."""
+        self._made += 1
+        return Whole(array, self._made, label, pieces)
+
+    def get(self, handle: Whole) -> np.ndarray:
+        """Return the whole array."""
+        array = self.empty(handle.shape, handle.dtype)
+        _copy_pieces(handle.pieces, array, lambda piece, part: np.copyto(part, piece.array))
+        return array
+
+    def use(self, handle: Whole) -> None:
+        """Do nothing: the whole array is in RAM, and no order of use is known of it."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an uninitialized array, which the store counts until it dies."""
+        return self._store.counted_empty(shape, dtype)
+
+    def relabel(self, handle: Whole, label: Label) -> None:
+        """Replace the label of an array."""
+        handle.label = label
+        for piece in handle.pieces:
+            if isinstance(piece._storage, OffloadedStorage):
+                piece._storage.relabel(label)
+
+    def begin_change(self, handle: Whole, array: np.ndarray) -> None:
+        """Keep `array`, the whole, until the change has ended."""
+        handle.changing = array
+
+    def end_change(self, handle: Whole, changed: bool) -> None:
+        """Store the new values, piece by piece."""
+        array, handle.changing = handle.changing, None
+        if changed and array is not None:
+            _copy_pieces(handle.pieces, array, _overwrite)
+
+
+class PiecedStorage(OffloadedStorage):
+    """The memory of an offloaded tensor that is in pieces, and of its views."""
+
+    _store: Joining
+    _handle: Whole
+    _residents: "PiecingResidents"
+
+    @property
+    def pieces(self) -> Sequence[Tensor]:
+        """The pieces, which are valid while nobody changes the whole."""
+        self._residents.return_changed(with_last=True)
+        return self._handle.pieces
+
+    def each(self) -> Iterator[Tensor]:
+        """Yield the pieces; each is in RAM while it is used, until the next one is asked for."""
+        for piece in self.pieces:
+            with self._residents.using(id(piece)):
+                yield piece
+
+    def accumulate(self, total: Tensor, gradient: Tensor) -> bool:
+        """Add a gradient piece by piece, unless the whole is in use."""
+        array = gradient._array
+        is_alike = array.shape == self._shape and array.dtype == self._dtype and array.flags.c_contiguous
+        if not is_alike or total.shape != self._shape or is_conj(gradient) or is_neg(gradient) or is_held(self._alive):
+            return False
+        flat, start = gradient.detach().reshape(-1), 0
+        for piece in self.each():
+            accumulate(piece, flat[start : start + piece.numel()])
+            start += piece.numel()
+        self.norm = self.squares = None
+        Storage.begin_change(self)
+        return True
+
+
+def _copy_pieces(
+    pieces: Sequence[Tensor], array: np.ndarray, copy: Callable[[Tensor, np.ndarray], None]
+) -> None:  # fmt: skip
+    flat, start = array.reshape(-1), 0
+    for piece in pieces:
+        stop = start + piece.numel()
+        copy(piece, flat[start:stop])
+        start = stop
+
+
+def _overwrite(piece: Tensor, part: np.ndarray) -> None:
+    target = piece.array_to_overwrite()
+    piece._storage.begin_change()
+    np.copyto(target, part)
+    del target
+    if isinstance(piece._storage, OffloadedStorage):
+        piece._storage._residents.return_changed(with_last=True)
+
+
+class PiecingResidents(TensorResidents):
+    """Decides which offloaded tensors are in RAM; some are in pieces."""
+
+    @contextlib.contextmanager
+    def using(self, owner: int) -> Iterator[None]:
+        """Context manager: what is used is in RAM until the end."""
+        self.enter(owner)
+        try:
+            yield
+        finally:
+            self.leave(owner)
+
+    def __init__(self, store: DiskStore) -> None:
+        super().__init__(store)
+        self._joining = Joining(store)
+
+    def offload_in_pieces(self, tensor: Tensor, count: int, label: Label) -> None:
+        """Move the memory of a leaf tensor to the store, in pieces of `count` elements; the last one may be shorter.
+
+        If `count` is 0, or not less than all elements, it stays whole. Do nothing if the tensor is in a store, or of a
+        class that cannot be.
+        """
+        kind, storage = KINDS.get(type(tensor)), tensor._storage
+        if not 0 < count < tensor.numel():
+            self.offload(tensor, label)
+            return
+        if kind is None or isinstance(storage, OffloadedStorage) or tensor._array is not storage.array:
+            return
+        flat = np.ascontiguousarray(tensor._array).reshape(-1)
+        pieces = []
+        for start in range(0, flat.size, count):
+            pieces.append(piece := Tensor.wrap(buffers.copy(flat[start : start + count])))
+            self.offload(piece, label)
+        self._join(tensor, pieces, label)
+        vars(tensor).pop("_array")
+        tensor.__class__ = kind
+
+    def joined(self, pieces: Sequence[Tensor], shape: tuple[int, ...], label: Label) -> Tensor:
+        """Return an offloaded tensor that is in these pieces."""
+        tensor = Tensor.wrap(np.broadcast_to(np.empty((), pieces[0].numpy_dtype), shape))  # a shape without memory
+        self._join(tensor, pieces, label)
+        vars(tensor).pop("_array")
+        tensor.__class__ = KINDS[Tensor]
+        return tensor
+
+    def _join(self, tensor: Tensor, pieces: Sequence[Tensor], label: Label) -> None:
+        storage: Storage = tensor._storage
+        handle = self._joining.new_handle(tensor._array, label, pieces)
+        storage.__class__ = PiecedStorage
+        storage.place(self, self._joining, handle, tensor._array)  # type: ignore[attr-defined]

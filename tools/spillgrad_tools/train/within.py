@@ -1,0 +1,125 @@
+"""`spillgrad train --ram`: train as a plan for so much memory says."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import spillgrad as sg
+from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.models.catalogue import Config
+from spillgrad.storage.counters import rss_bytes
+from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_kernels.memory.system_memory import system_memory
+from spillgrad_tools import fresh_process
+from spillgrad_tools.quantities import format_duration
+from spillgrad_tools.train.display import show_line
+from spillgrad_tools.train.options import TrainOptions, TrainSettings
+from spillgrad_tools.train.plan import require_disk
+from spillgrad_tools.train.training import config_of
+
+# The share of the free memory that `--ram auto` leaves to other programs.
+LEFT_SHARE = 0.1
+# A text that takes less than this share of the memory is a part of the plan's margin.
+_NOTICED_SHARE = 0.02
+# What a plan decides.
+DECIDED = ("offload", "ram_budget", "policy", "spill")
+
+
+def within(
+    options: TrainOptions, settings: TrainSettings, text_bytes: int, place: Path, console: Console
+) -> TrainOptions:  # fmt: skip
+    """Return the options with which training stays within `options.ram`; print what they are.
+
+    Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
+    disk is too small. Raises ArgumentError if the free memory is not known.
+    """
+    ram_bytes = _ram_bytes(options)
+    is_named = options.resume is None and settings.weights is None
+    model = settings.model if is_named else config_of(settings, options.resume)
+    beside_bytes = text_bytes if text_bytes > _NOTICED_SHARE * ram_bytes else 0
+    with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
+        found = _call(
+            _plan, model, settings, ram_bytes - beside_bytes, place,
+            may_offload=not (options.codec or options.encrypt), threads=sg.get_num_threads(),
+        )  # fmt: skip
+    require_disk("train", found, place, "--spill-dir")
+    chosen = dataclasses.replace(
+        options, offload=found.offload, spill=found.policy != "keep",
+        policy="spill" if found.policy == "keep" else found.policy,  # type: ignore[arg-type]
+        ram_budget=None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
+    )  # fmt: skip
+    for line in _lines(options, found, ram_bytes):
+        show_line(console, line)
+    return chosen
+
+
+def _call(*args: Any, **kwargs: Any) -> sg.planning.Plan:
+    """Plan in a process of its own. Raises BudgetError if the system ends that for want of memory."""
+    try:
+        found: sg.planning.Plan = fresh_process.call(*args, **kwargs)
+    except ChildProcessError as error:
+        raise BudgetError(
+            f"train: to plan took more memory than there is ({error}); give more, or a smaller --batch or --context, "
+            "or plan with spillgrad plan on a larger machine"
+        ) from error
+    return found
+
+
+def contradictions(options: TrainOptions) -> Iterator[str]:
+    """Yield the options that contradict --ram."""
+    fields = {field.name: field.default for field in dataclasses.fields(options)}
+    given = {"offload": "--offload", "ram_budget": f"--ram-budget {options.ram_budget}",
+             "policy": f"--policy {options.policy}", "spill": "--no-spill"}  # fmt: skip
+    for name, words in given.items():
+        if getattr(options, name) != fields[name]:
+            yield f"--ram {options.ram} with {words}, which the plan decides"
+    if options.device != "cpu":
+        yield f"--ram {options.ram} with --device {options.device}, for which there is no plan"
+
+
+def _ram_bytes(options: TrainOptions) -> int:
+    assert options.ram is not None
+    if options.ram != "auto":
+        return parse_bytes(options.ram)
+    memory = system_memory()
+    if memory is None:
+        raise ArgumentError("train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB")
+    return int((memory.available_bytes + rss_bytes()) * (1 - LEFT_SHARE))
+
+
+def _plan(
+    model: str | Config, settings: TrainSettings, ram_bytes: int, place: Path, may_offload: bool, threads: int
+) -> sg.planning.Plan:  # fmt: skip
+    sg.set_num_threads(threads)
+    return sg.planning.plan(
+        model, settings.batch, settings.context, ram_bytes, place, accumulate=settings.accumulate, lora=settings.lora,
+        autocast=settings.autocast, offload=None if may_offload else False,
+    )  # fmt: skip
+
+
+def _lines(options: TrainOptions, plan: sg.planning.Plan, ram_bytes: int) -> Iterator[str]:
+    found = plan.prediction
+    left = f": what is free, less {LEFT_SHARE:.0%}" if options.ram == "auto" else ""
+    yield f"within {format_bytes(ram_bytes)} of RAM{left}"
+    where = "all on disk" if plan.offload else "the model in RAM"
+    saved = {
+        "keep": "what backward needs, too",
+        "spill": f"what backward needs on disk beyond {format_bytes(found.budget_bytes)}",
+        "recompute": "what blocks save is computed again",
+        "auto": "some of what blocks save is computed again",
+    }[plan.policy]
+    if plan.offload:
+        saved = f"{format_bytes(found.budget_bytes)} of it in RAM" + ("" if plan.policy == "spill" else f"; {saved}")
+    yield f"plan: {where}, {saved}"
+    yield (
+        f"predicted: peak {format_bytes(found.peak_bytes)}, disk {format_bytes(found.disk_bytes)}; a step writes "
+        f"{format_bytes(found.written_bytes)} and reads {format_bytes(found.read_bytes)}"
+    )
+    yield (
+        f"predicted: a step takes {format_duration(found.step_s)}; it computes {format_duration(found.compute_s)}, and "
+        f"the disk works {format_duration(found.io_s)}"
+    )
+    yield f"the least --ram that works is {format_bytes(plan.least_bytes)}"
