@@ -52,7 +52,7 @@ def _global_options(
 
 
 @app.command()
-@runs("train.command", TrainOptions, TrainSettings, ("data", "model", "weights", "ram_budget", "offload"), INTERRUPTED)
+@runs("train.command", TrainOptions, TrainSettings, ("data", "model", "weights", "ram", "ram_budget"), INTERRUPTED)
 def train() -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 
@@ -106,6 +106,12 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove the files of dead runs from a spill folder; live runs keep theirs."""
+
+
+@app.command()
+@runs("doctor")
+def doctor(directory: Disk = Path(), as_json: Json = False) -> None:
+    """Say what this machine has: processor, RAM, disk, software; what will be slow, why, and what helps."""
 
 
 @app.command()

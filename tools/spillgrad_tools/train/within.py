@@ -20,8 +20,9 @@ from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.plan import require_disk
 from spillgrad_tools.train.training import config_of
 
-# The share of the free memory that `--ram auto` leaves to other programs.
-LEFT_SHARE = 0.1
+# What `--ram auto` leaves to other programs, which may begin later: bytes, or a share of the free memory if that is
+# more; but at most half of that memory.
+_LEFT_BYTES, _LEFT_SHARE, _MOST_LEFT_SHARE = 512 << 20, 0.1, 0.5
 # A text that takes less than this share of the memory is a part of the plan's margin.
 _NOTICED_SHARE = 0.02
 # What a plan decides.
@@ -36,7 +37,7 @@ def within(
     Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
     disk is too small. Raises ArgumentError if the free memory is not known.
     """
-    ram_bytes = _ram_bytes(options)
+    ram_bytes, what = _ram(options)
     is_named = options.resume is None and settings.weights is None
     model = settings.model if is_named else config_of(settings, options.resume)
     beside_bytes = text_bytes if text_bytes > _NOTICED_SHARE * ram_bytes else 0
@@ -51,7 +52,7 @@ def within(
         policy="spill" if found.policy == "keep" else found.policy,  # type: ignore[arg-type]
         ram_budget=None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
     )  # fmt: skip
-    for line in _lines(options, found, ram_bytes):
+    for line in (f"within {format_bytes(ram_bytes)} of RAM{what}", *_lines(found)):
         show_line(console, line)
     return chosen
 
@@ -80,14 +81,17 @@ def contradictions(options: TrainOptions) -> Iterator[str]:
         yield f"--ram {options.ram} with --device {options.device}, for which there is no plan"
 
 
-def _ram_bytes(options: TrainOptions) -> int:
+def _ram(options: TrainOptions) -> tuple[int, str]:
+    """Return the memory for the process, and words that say where the number comes from."""
     assert options.ram is not None
     if options.ram != "auto":
-        return parse_bytes(options.ram)
+        return parse_bytes(options.ram), ""
     memory = system_memory()
     if memory is None:
         raise ArgumentError("train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB")
-    return int((memory.available_bytes + rss_bytes()) * (1 - LEFT_SHARE))
+    free_bytes = memory.available_bytes + rss_bytes()
+    left_bytes = int(min(max(_LEFT_BYTES, _LEFT_SHARE * free_bytes), _MOST_LEFT_SHARE * free_bytes))
+    return free_bytes - left_bytes, f": {format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so"
 
 
 def _plan(
@@ -100,10 +104,8 @@ def _plan(
     )  # fmt: skip
 
 
-def _lines(options: TrainOptions, plan: sg.planning.Plan, ram_bytes: int) -> Iterator[str]:
+def _lines(plan: sg.planning.Plan) -> Iterator[str]:
     found = plan.prediction
-    left = f": what is free, less {LEFT_SHARE:.0%}" if options.ram == "auto" else ""
-    yield f"within {format_bytes(ram_bytes)} of RAM{left}"
     where = "all on disk" if plan.offload else "the model in RAM"
     saved = {
         "keep": "what backward needs, too",
