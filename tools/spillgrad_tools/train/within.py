@@ -89,7 +89,8 @@ def _ram(options: TrainOptions) -> tuple[int, str]:
     memory = system_memory()
     if memory is None:
         raise ArgumentError("train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB")
-    free_bytes = memory.available_bytes + rss_bytes()
+    # Not all of this process counts in its control group: pages of libraries may count in another one.
+    free_bytes = min(memory.available_bytes + rss_bytes(), memory.total_bytes)
     left_bytes = int(min(max(_LEFT_BYTES, _LEFT_SHARE * free_bytes), _MOST_LEFT_SHARE * free_bytes))
     return free_bytes - left_bytes, f": {format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so"
 
