@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spillgrad.distributed.mpi import _choose_transport
 from spillgrad.files import checkpoint_directory
 from spillgrad_tools.launch.command import _mpiexec, _version, mpiexec_words
 from spillgrad_tools.launch.placement import Placement
@@ -185,3 +186,18 @@ def test_ctrl_c_under_mpiexec_alone_ends_all_and_the_last_checkpoint_is_whole(tm
     current, state = checkpoint_directory.open_current(out)
     for name in state["checksums"]:
         checkpoint_directory.verify(current, name, state["checksums"])
+
+
+def test_open_mpi_sends_small_pieces_between_machines_and_keeps_what_a_user_chose():
+    two = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    pieces, transport, interfaces = (
+        f"OMPI_MCA_btl{rest}" for rest in ("_tcp_rdma_pipeline_frag_size", "", "_tcp_if_include")
+    )
+    _choose_transport(two)
+    assert (two[pieces], two[transport]) == ("262144", "self,tcp") and interfaces not in two
+    one = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2"}
+    _choose_transport(one)
+    assert one[interfaces] == "lo" and pieces not in one
+    chosen = {**two, pieces: "1000", transport: "self,sm"}
+    _choose_transport(chosen)
+    assert (chosen[pieces], chosen[transport]) == ("1000", "self,sm")
