@@ -322,7 +322,7 @@ def config_of(settings: TrainSettings, resume_from: Path | None) -> Config:
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
     """Return the model's sizes: from the checkpoint's `state` if given, else from the weights or the named model."""
     if state is not None:
-        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
+        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.DecoderConfig
         return dataclass_of(kind, state["config"], "resume: the checkpoint")
     if settings.weights is not None:
         config, name = sg.models.config_of(settings.weights), settings.weights
