@@ -187,7 +187,8 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
         row_starts = np.repeat(np.arange(len(rows)) * self.context, counts)
         target = np.repeat(row_starts + places, lengths) + within
         x.flat[target] = documents.tokens[source]
-        y.flat[target] = np.where(documents.counted[source + 1], documents.tokens[source + 1], NOT_LEARNED)
+        targets = documents.tokens[source + 1].astype(np.int64)
+        y.flat[target] = np.where(documents.counted[source + 1], targets, NOT_LEARNED)
         starts.flat[target] = np.repeat(places, lengths)
         return x, y, starts
 
