@@ -193,8 +193,9 @@ class LanguageModel(Module):
 
         The model computes in evaluation mode. Between two tokens it is as its user left it.
         """
-        was_training = self.training
-        self.eval()
+        training = [module for module in self.modules() if module.training]
+        for module in training:
+            module.training = False
         try:
             with no_grad():
                 shown = self._tokens(tokens[:, -self.config.context :][:, cache.length :])
@@ -202,7 +203,8 @@ class LanguageModel(Module):
                 logits = self._logits(hidden[:, -1])
                 return np.asarray(logits.numpy(force=True).astype(np.float64))
         finally:
-            self.train(was_training)
+            for module in training:
+                module.training = True
 
     def generate(
         self, idx: Tensor | np.ndarray, max_new_tokens: int, temperature: float = 1.0, top_k: int | None = None,

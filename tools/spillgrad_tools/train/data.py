@@ -17,6 +17,7 @@ from spillgrad_tools.train.options import TrainSettings
 
 BYTES = 256
 TOKENIZER = "tokenizer.json"
+SAMPLE_PROMPT = "The "
 # A file with one of these suffixes holds records, a folder if one of its files has one of the first three: folders of
 # texts may hold other JSON.
 _OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".json")
@@ -123,6 +124,22 @@ class TrainingData:
                 f"train: got token {largest} for a model of {vocab_size} tokens; give the tokenizer that belongs to it "
                 "with --tokenizer"
             )
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The tokens that end a text."""
+        ends = None if self.tokenizer is None else self.tokenizer.eos_id
+        return () if ends is None else (ends,)
+
+    def prompt(self, most: int) -> np.ndarray:
+        """Return tokens to go on from, at most so many: the last ones before the first answer, or a word."""
+        content = self.content if self.held_out is None else self.held_out
+        if isinstance(content, sg.data.Documents):
+            tokens, counted = content[0]
+            before = tokens[: int(counted.argmax())]
+            if len(before):
+                return before[-most:].astype(np.int64)
+        return self.encode(SAMPLE_PROMPT)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the tokens of a text, int64 of shape (N,)."""

@@ -32,7 +32,6 @@ from spillgrad_tools.train.ranks import Parallel, Ranks, settings_in_words
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
-SAMPLE_PROMPT = "The "
 # The share of the steps in which the learning rate rises.
 WARMUP_SHARE = 0.1
 # The default learning rate of a model with 256 features; wider models get less: GPT-2 gets 7e-4, and its largest size
@@ -185,16 +184,18 @@ class Training:
         return Evaluation(total / sum(part.counted() for part in parts), batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
-        """Return text of at most `length` tokens that the model generates after a first word, in all processes.
+        """Return a prompt, and at most `length` tokens that the model generates after it, in all processes.
 
         Each token takes a pass through the model. So the length is also bounded by the number of trained tokens and,
         for an offloaded model, by the number of steps: then the sample takes little time compared with the training.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
-        prompt = self.source.encode(SAMPLE_PROMPT)[None]
+        prompt = self.source.prompt(self._config.context // 2)[None]
         with self._precision():
-            made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
+            made = self.model.generate(
+                prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed, stop=self.source.stop
+            )
         return self.source.decode(made.numpy(force=True)[0])
 
     def save(self, directory: Path) -> None:
