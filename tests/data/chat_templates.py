@@ -323,6 +323,7 @@ def _byte_level(strips: bool) -> Tokenizer:
 def _llama() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     control = [AddedToken(token, normalized=False, special=True) for token in _CONTROL]
     trainer = trainers.BpeTrainer(
