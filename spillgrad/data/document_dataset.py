@@ -215,7 +215,8 @@ def _learned_lengths(counted: np.ndarray, starts: np.ndarray, lengths: np.ndarra
     missed = np.flatnonzero(~counted[last])
     runs = np.searchsorted(run_ends, last[missed]) - 1
     last[missed] = np.where(runs >= 0, run_ends[runs], -1) if len(run_ends) else -1
-    return np.maximum(last - starts, 0)
+    learned: np.ndarray = np.maximum(last - starts, 0)
+    return learned
 
 
 def _chosen(learnable: np.ndarray, fraction: float, count: int) -> np.ndarray:

@@ -74,10 +74,22 @@ def test_spans_that_are_found_are_those_that_tags_mark(name, kind, tmp_path):
 @pytest.mark.parametrize("name", TEMPLATES_THAT_REWRITE)
 def test_a_template_that_rewrites_earlier_turns_is_an_error_that_says_what_to_do(name, tmp_path):
     tokenizer = ChatTokenizer.load(write_folder(tmp_path, template=unmarked(TEMPLATES_THAT_REWRITE[name])))
-    says = r"record 1: got a chat template that writes message \d differently .*\{% generation %\}.* skip_bad"
+    says = (
+        r"record 1: got a chat template that writes message \d differently where others .*\{% generation %\}.* skip_bad"
+    )
     with pytest.raises(DataError, match=says) as caught:
         Documents.from_records([{"messages": CHAT}], tokenizer)
     assert "\n" not in str(caught.value)
+
+
+def test_an_answer_that_comes_first_needs_tags(tmp_path):
+    chat = [{"role": "assistant", "content": "Hi"}, {"role": "user", "content": "Hello"}]
+    for name in ("Llama 3", "Qwen 2.5"):  # the first has its bos_token before a message, the second asks for one
+        tokenizer = ChatTokenizer.load(write_folder(tmp_path, template=unmarked(TEMPLATES[name])))
+        with pytest.raises(DataError, match=r"writes message 1 differently .* \{% generation %\}"):
+            learned(tokenizer, chat)
+        tokenizer = ChatTokenizer.load(write_folder(tmp_path, template=marked(TEMPLATES[name])))
+        assert learned(tokenizer, chat)[0].startswith("Hi<|")
 
 
 def test_a_conversation_that_the_template_refuses_names_its_line(tmp_path):

@@ -83,6 +83,14 @@ def test_a_text_gets_the_tokens_that_the_tokenizer_puts_around_it(kind: str, tmp
         assert counted.all()
 
 
+def test_a_special_token_that_is_an_ordinary_one_in_the_file_becomes_special(tmp_path: Path):
+    theirs = AutoTokenizer.from_pretrained(write_folder(tmp_path, eos_token="is", unk_token="s"))
+    ours = ChatTokenizer.load(tmp_path)
+    for text in ("What is this?", "is", "assistant"):
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+    assert ours.eos_id == theirs.eos_token_id
+
+
 @pytest.mark.parametrize("has_decoder", [False, True])
 def test_special_tokens_come_from_the_same_files(has_decoder: bool, tmp_path: Path):
     template = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}"
