@@ -181,7 +181,7 @@ def _of_checkpoint(
         )
     if place is not None:
         checksums = state["extra"].get("base")
-        if settings and checksums is None:
+        if settings and settings.get("weights") is None:
             raise ArgumentError(f"export: {root} holds adapters of weights that it drew itself; name no others")
 
         def verified(found: ExportedModel) -> T:

@@ -266,8 +266,15 @@ def _require_free(place: Path, model: ExportedModel, chosen: str, overwrite: boo
 
 
 def _require_replaceable(place: Path, chosen: str, overwrite: bool) -> None:
-    if not place.exists():
-        return
+    """Raise ArgumentError if what is at a place may not be replaced, CheckpointError if it cannot be read."""
+    try:
+        if place.exists():
+            _require_export(place, chosen, overwrite)
+    except OSError as error:
+        raise safetensors_io.damaged(place, safetensors_io.reason(error)) from error
+
+
+def _require_export(place: Path, chosen: str, overwrite: bool) -> None:
     if chosen == "gguf":
         if not place.is_file():
             raise ArgumentError(f"export: {place} is a folder; name a file")

@@ -72,7 +72,7 @@ def write(
     writer.add_type("model")
     writer.add_name(name)
     further = gguf_metadata.add_metadata(writer, config)
-    gguf_vocabulary.add_vocabulary(writer, tokenizer, config["vocab_size"])
+    gguf_vocabulary.add_vocabulary(gguf, writer, tokenizer, config["vocab_size"])
     wanted = _FORMATS[dtype]
     writer.add_file_type(_FILE_TYPES[wanted])
     if wanted == "Q8_0":

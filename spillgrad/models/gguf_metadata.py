@@ -149,7 +149,7 @@ def _add_rotations(writer: Any, config: Mapping[str, Any], sizes: Sizes, context
     if kind == "llama3":
         return {"rope_freqs.weight": _llama3_factors(scaling, theta, turned)}
     if kind in ("linear", "yarn"):
-        writer.add_rope_scaling_type(_scaling_type(kind))
+        writer.add_string(f"{sizes.architecture}.rope.scaling.type", kind)
         writer.add_rope_scaling_factor(scaling["factor"])
         if kind == "yarn" and original is not None:
             writer.add_rope_scaling_orig_ctx_len(original)
@@ -182,12 +182,6 @@ def _llama3_factors(scaling: Mapping[str, Any], theta: float, turned: int) -> np
     share = np.clip((turns - low) / (high - low), 0, 1)
     factors: np.ndarray = (1 / ((1 - share) / scaling["factor"] + share)).astype(np.float32)
     return factors
-
-
-def _scaling_type(kind: str) -> Any:
-    import gguf
-
-    return gguf.RopeScalingType(kind)
 
 
 def _get(config: Mapping[str, Any], name: str) -> int:

@@ -26,8 +26,8 @@ _SPLITS = {
 }
 
 
-def add_vocabulary(writer: Any, folder: Path | None, vocab_size: int) -> None:
-    """Tell a `GGUFWriter` the vocabulary in a folder's ``tokenizer.json``.
+def add_vocabulary(gguf: Any, writer: Any, folder: Path | None, vocab_size: int) -> None:
+    """Tell a `GGUFWriter` of the package `gguf` the vocabulary in a folder's ``tokenizer.json``.
 
     Without a folder, a model of 256 tokens has the bytes; others get no vocabulary, with a warning, so that programs
     take only numbers of tokens. Raises CheckpointError for a damaged file.
@@ -66,7 +66,7 @@ def add_vocabulary(writer: Any, folder: Path | None, vocab_size: int) -> None:
         raise safetensors_io.damaged(file, f"{type(error).__name__}, {error}") from error
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    _add_special(writer, folder, is_on_bytes, vocab_size)
+    _add_special(gguf, writer, folder, is_on_bytes, vocab_size)
 
 
 def _tokens(
@@ -118,10 +118,8 @@ def _begins_with_space(told: Mapping[str, Any]) -> bool:
     return '"Prepend"' in parts or '"prepend_scheme": "first"' in parts or '"prepend_scheme": "always"' in parts
 
 
-def _add_special(writer: Any, folder: Path, is_on_bytes: bool, vocab_size: int) -> None:
+def _add_special(gguf: Any, writer: Any, folder: Path, is_on_bytes: bool, vocab_size: int) -> None:
     """Tell the merges, the numbers of special tokens, whether texts begin with one, and the template of chats."""
-    import gguf
-
     try:
         special = gguf.SpecialVocab(folder, load_merges=is_on_bytes, n_vocab=vocab_size)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
