@@ -189,7 +189,9 @@ def write(
     Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
     cannot be written.
     """
-    foreign = [f"{name} ({tensor.numpy_dtype})" for name, tensor in tensors.items() if tensor.numpy_dtype not in _DTYPE_NAMES]
+    foreign = [
+        f"{name} ({tensor.numpy_dtype})" for name, tensor in tensors.items() if tensor.numpy_dtype not in _DTYPE_NAMES
+    ]
     if foreign:
         raise CheckpointError(
             f"checkpoint: safetensors files cannot hold {', '.join(foreign)}; convert them, or write them with save()"

@@ -63,7 +63,7 @@ class ExportedModel:
         Raises CheckpointError for adapters of a layer that the base lacks, or has in another shape, and for weights of
         a quantized base.
         """
-        of_weights = {f"{self._base_name(path)}.weight": adapter for path, adapter in self.adapters.items()}
+        of_weights = {f"{self.base_name(path)}.weight": adapter for path, adapter in self.adapters.items()}
         for name, adapter in of_weights.items():
             if tuple(self.tensors[name].shape) != adapter.weight_shape:
                 raise CheckpointError(
@@ -80,14 +80,17 @@ class ExportedModel:
             raise CheckpointError(
                 f"export: the weights of {self.base or self.path} are quantized ({which}); name those that are not"
             )
-        changed = {self._base_name(name): tensor for name, tensor in self.changed.items()}
+        changed = {self.base_name(name): tensor for name, tensor in self.changed.items()}
         return {
             name: ConvertedTensor(name, changed.get(name, tensor), dtype, of_weights.get(name))
             for name, tensor in self.tensors.items()
         }
 
-    def _base_name(self, path: str) -> str:
-        """Return the base's name for a layer, or for a tensor: files may leave out the name of the inner model."""
+    def base_name(self, path: str) -> str:
+        """Return the base's name for a layer, or for a tensor: files may leave out the name of the inner model.
+
+        Raises CheckpointError if the base has none of the name.
+        """
         names = (path, path.partition(".")[2], f"model.{path}", f"transformer.{path}")
         for name in names:
             if name in self.tensors or f"{name}.weight" in self.tensors:

@@ -215,11 +215,11 @@ def to_peft(
     }
     place = safetensors_io.absolute(folder).resolve()
     _require_replaceable(place, "peft", overwrite)
-    layers = [path for path, module in model.named_modules() if "weight" in module._parameters]
+    others = [path for path, module in model.named_modules() if "weight" in module._parameters and path not in found]
     tensors = peft_folder.named(adapters)
     dropout = next(iter(found.values())).lora_dropout.p
     with replacing(place, _total(tensors)) as new:
-        peft_folder.write(new, adapters, os.fspath(base), layers, tensors, _METADATA, dropout)
+        peft_folder.write(new, adapters, os.fspath(base), others, tensors, _METADATA, dropout)
     return place
 
 
@@ -311,12 +311,14 @@ def _is_marked(path: Path) -> bool:
 
 def _write_peft(place: Path, model: ExportedModel, dtype: str | None) -> None:
     tensors = peft_folder.named(model.adapters, None if dtype is None else dtypes.as_dtype(dtype))
-    layers = [name.removesuffix(".weight") for name, each in model.tensors.items() if each.ndim > 1]
+    adapted = {model.base_name(path) for path in model.adapters}
+    layers = (name.removesuffix(".weight") for name, each in model.tensors.items() if each.ndim > 1)
+    others = [path for path in layers if path not in adapted]
     base = model.base
     if base is not None and base.is_file():
         base = base.parent
     with replacing(place, _total(tensors)) as new:
-        peft_folder.write(new, model.adapters, str(base), layers, tensors, _METADATA, model.dropout)
+        peft_folder.write(new, model.adapters, str(base), others, tensors, _METADATA, model.dropout)
 
 
 def _write_safetensors(

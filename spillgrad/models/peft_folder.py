@@ -95,10 +95,10 @@ def read(folder: Path) -> tuple[dict[str, Adapter], dict[str, Any]]:
 
 
 def write(
-    folder: Path, adapters: Mapping[str, Adapter], base: str, layers: Iterable[str],
+    folder: Path, adapters: Mapping[str, Adapter], base: str, others: Iterable[str],
     tensors: Mapping[str, ConvertedTensor], metadata: Mapping[str, str], dropout: float = 0.0,
 ) -> None:  # fmt: skip
-    """Write both files to a new folder. `layers` are the paths of all layers of the base. Raises OSError.
+    """Write both files to a new folder. `others` are the paths of layers without. Raises OSError.
 
     `tensors` are those of the adapters by the names that files give them, as `named` returns them.
     """
@@ -118,7 +118,7 @@ def write(
         "peft_type": "LORA",
         "r": rank,
         "rank_pattern": {path: each.rank for path, each in adapters.items() if each.rank != rank},
-        "target_modules": _targets(adapters, layers),
+        "target_modules": _targets(adapters, others),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": False,
@@ -150,9 +150,9 @@ def base_of(config: Mapping[str, Any], folder: Path) -> str:
     )
 
 
-def _targets(adapters: Mapping[str, Adapter], layers: Iterable[str]) -> list[str]:
+def _targets(adapters: Mapping[str, Adapter], others: Iterable[str]) -> list[str]:
     """Return peft's target_modules: last parts of paths, or whole paths where other layers of the name stay."""
-    partly = {path.rpartition(".")[2] for path in layers if path not in adapters}
+    partly = {path.rpartition(".")[2] for path in others}
     return sorted({path if (name := path.rpartition(".")[2]) in partly else name for path in adapters})
 
 

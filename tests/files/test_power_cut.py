@@ -86,6 +86,7 @@ EXPORT = """
         return int(min(values)), len(values) == 1
 """
 
+
 @pytest.mark.parametrize("functions", [CHECKPOINT, FILE, EXPORT], ids=["checkpoint", "file", "export"])
 def test_a_power_cut_at_any_moment_leaves_what_was_saved_last(tmp_path: Path, functions: str):
     ran = Ext4(tmp_path / "disk").run(functions + ROUNDS)

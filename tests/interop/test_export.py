@@ -1,4 +1,4 @@
-"""What `spillgrad export` writes, loaded by peft and transformers; what peft writes, loaded by spillgrad: same logits."""
+"""peft and transformers load what `spillgrad export` writes, and spillgrad what peft writes, to the same logits."""
 
 import json
 import os
@@ -118,7 +118,9 @@ def test_peft_loads_adapters_to_the_same_logits(kind: str, target: Any, tmp_path
 
 PEFT = {
     "plain": {"r": 4, "lora_alpha": 8},
-    "patterns": {"r": 4, "lora_alpha": 8, "rank_pattern": {r"(h|layers)\.0\..*": 2}, "alpha_pattern": {"c_fc|up_proj": 5}},
+    "patterns": {
+        "r": 4, "lora_alpha": 8, "rank_pattern": {r"(h|layers)\.0\..*": 2}, "alpha_pattern": {"c_fc|up_proj": 5},
+    },
     "rank-stabilized": {"r": 4, "lora_alpha": 8, "use_rslora": True, "lora_dropout": 0.1},
 }  # fmt: skip
 
@@ -184,7 +186,9 @@ def test_a_folder_in_half_precision_says_so(dtype: str, tmp_path: Path):
 
 def tokenizer(folder: Path) -> Any:
     """Save a byte-pair tokenizer as Hugging Face's; return it."""
-    made = sg.data.BPETokenizer.train("the cat sat on the mat, the cat and the hat " * 20, 300, ["<s>", "</s>", "<pad>"])
+    made = sg.data.BPETokenizer.train(
+        "the cat sat on the mat, the cat and the hat " * 20, 300, ["<s>", "</s>", "<pad>"]
+    )
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": "{{ messages }}"}
     found = PreTrainedTokenizerFast(tokenizer_object=made.tokenizer, **special)
     found.save_pretrained(folder)

@@ -186,7 +186,9 @@ def test_a_given_model_takes_the_adapters_of_a_folder(tmp_path: Path, base: Path
     ],
     ids=str,
 )
-def test_adapters_that_compute_something_else_are_refused(changes: dict[str, Any], said: str, tmp_path: Path, base: Path):
+def test_adapters_that_compute_something_else_are_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path, base: Path
+):
     model = random_adapters(sg.models.from_safetensors(base), rank=2)
     sg.models.to_peft(model, tmp_path / "adapters", base)
     config = json.loads((tmp_path / "adapters" / "adapter_config.json").read_text())
@@ -210,7 +212,9 @@ def test_adapters_that_compute_something_else_are_refused(changes: dict[str, Any
     ],
     ids=str,
 )
-def test_other_tensors_than_adapters_of_the_base_are_refused(rename: dict[str, Any], said: str, tmp_path: Path, base: Path):
+def test_other_tensors_than_adapters_of_the_base_are_refused(
+    rename: dict[str, Any], said: str, tmp_path: Path, base: Path
+):
     model = random_adapters(sg.models.from_safetensors(base), rank=2)
     sg.models.to_peft(model, tmp_path / "adapters", base)
     file = tmp_path / "adapters" / "adapter_model.safetensors"
@@ -267,7 +271,9 @@ def test_a_large_model_is_in_several_files(tmp_path: Path, base: Path):
     exported = sg.models.export(base, tmp_path / "exported", max_shard_size="100KB")
     index = json.loads((exported / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
-    np.testing.assert_array_equal(logits(sg.models.from_safetensors(exported)), logits(sg.models.from_safetensors(base)))
+    np.testing.assert_array_equal(
+        logits(sg.models.from_safetensors(exported)), logits(sg.models.from_safetensors(base))
+    )
     again = sg.models.export(exported, tmp_path / "again")
     assert (again / "model.safetensors").is_file()
 
@@ -305,7 +311,7 @@ def test_an_export_replaces_exports_alone(tmp_path: Path, base: Path, run: Path)
     sg.models.export(run, tmp_path / "other", overwrite=True)
     assert {path.name for path in (tmp_path / "other").iterdir()} == names
     for other in (run, base, tmp_path):
-        with pytest.raises(ArgumentError, match="which the export reads, or in which that lies|which no export writes"):
+        with pytest.raises(ArgumentError, match=r"which the export reads|which no export writes"):
             sg.models.export(run, other, overwrite=True)
     (tmp_path / "a.gguf").write_bytes(b"GGUF of another")
     with pytest.raises(ArgumentError, match="no export wrote it"):

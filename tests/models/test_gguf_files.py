@@ -66,7 +66,8 @@ HEAD_NORMS = {
     "self_attn.q_norm.weight": ("attn_q_norm.weight", (16,)), "self_attn.k_norm.weight": ("attn_k_norm.weight", (16,)),
 }  # fmt: skip
 NORMS = {
-    "input_layernorm.weight": ("attn_norm.weight", (64,)), "post_attention_layernorm.weight": ("ffn_norm.weight", (64,)),
+    "input_layernorm.weight": ("attn_norm.weight", (64,)),
+    "post_attention_layernorm.weight": ("ffn_norm.weight", (64,)),
 }  # fmt: skip
 GEMMA_NORMS = {
     "input_layernorm.weight": ("attn_norm.weight", (64,)),
@@ -75,8 +76,8 @@ GEMMA_NORMS = {
     "post_feedforward_layernorm.weight": ("post_ffw_norm.weight", (64,)),
 }  # fmt: skip
 FUSED = OUTPUT | {
-    "self_attn.qkv_proj.weight": ("attn_qkv.weight", (128, 64)), "mlp.gate_up_proj.weight": ("ffn_up.weight", (192, 64)),
-    "mlp.down_proj.weight": ("ffn_down.weight", (64, 96)),
+    "self_attn.qkv_proj.weight": ("attn_qkv.weight", (128, 64)),
+    "mlp.gate_up_proj.weight": ("ffn_up.weight", (192, 64)), "mlp.down_proj.weight": ("ffn_down.weight", (64, 96)),
 }  # fmt: skip
 LAYERS: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
     "gpt2": GPT2_LAYER, "llama": NORMS | SEPARATE, "llama-biased": NORMS | SEPARATE | BIASES,

@@ -11,13 +11,13 @@ def run(
     path: Path, to: Path, format: Literal["safetensors", "peft", "gguf"] | None, merge: bool, dtype: str | None,
     weights: Path | None, tokenizer: Path | None, overwrite: bool,
 ) -> bool:  # fmt: skip
-    """Export, and print a line; return False after Ctrl-C, which leaves what was there before."""
+    """Export, and print a line; return False after Ctrl-C."""
     try:
         place = export(
             path, to, format=format, weights=weights, merge=merge, dtype=dtype, tokenizer=tokenizer, overwrite=overwrite
         )
     except KeyboardInterrupt:
-        print(f"Interrupted; {to} is as it was.")
+        print("Interrupted; nothing is half written.")
         return False
     files = [place] if place.suffix == GGUF_SUFFIX else sorted(place.iterdir())
     written_bytes = sum(file.stat().st_size for file in files)
