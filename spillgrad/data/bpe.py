@@ -29,6 +29,9 @@ class BPETokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # A tokenizer.json may ask for texts to be cut or filled up, which is for those who batch them.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
 
     @classmethod
     def train(

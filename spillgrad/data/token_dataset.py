@@ -1,16 +1,16 @@
 """Windows of a text, as tokens or bytes, for training a language model."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from spillgrad.data.epoch_batches import EpochBatches
 from spillgrad.errors import ArgumentError, DataError
 
 Batch = tuple[np.ndarray, np.ndarray]
 
 
-class TokenDataset:
+class TokenDataset(EpochBatches[np.ndarray, Batch]):
     """Cut token numbers into batches: inputs x, windows of tokens, and targets y, one token later.
 
     An epoch covers the tokens that are not held out in windows that do not overlap, in random order; each epoch cuts
@@ -50,14 +50,12 @@ class TokenDataset:
     _unit = "tokens"
 
     def __init__(self, tokens: np.ndarray, context: int, batch: int, seed: int, held_out_fraction: float = 0.1) -> None:
-        name = type(self).__name__
-        if context < 1 or batch < 1:
-            raise ArgumentError(f"{name}: got context {context} and batch {batch}; both must be at least 1")
-        if not 0 < held_out_fraction < 1:
-            raise ArgumentError(f"{name}: got held_out_fraction {held_out_fraction}; it must lie between 0 and 1")
+        super().__init__(context, batch, seed, held_out_fraction)
         data = np.asarray(tokens)
         if data.ndim != 1 or data.dtype.kind not in "iu":
-            raise ArgumentError(f"{name}: got {data.dtype} tokens of shape {data.shape}; wanted integers (N,)")
+            raise ArgumentError(
+                f"{type(self).__name__}: got {data.dtype} tokens of shape {data.shape}; wanted integers (N,)"
+            )
         window = context + 1
         if len(data) < 2 * window:
             raise DataError(
@@ -67,12 +65,8 @@ class TokenDataset:
         held_out = min(max(int(len(data) * held_out_fraction), window), len(data) - window)
         self._train = data[: len(data) - held_out]
         self._held_out = data[len(data) - held_out :]
-        self.context = context
-        self.batch = batch
-        self.seed = seed
         # A start between 0 and context - 1 is skipped in each epoch; every start leaves this many windows.
-        self._windows = max(1, (len(self._train) - context) // context)
-        self._latest_epoch = (0, self._shuffle(0))
+        self._rows = max(1, (len(self._train) - context) // context)
 
     @property
     def train_tokens(self) -> int:
@@ -89,21 +83,6 @@ class TokenDataset:
         """Return how many batches `held_out_batches` yields."""
         return max(1, (len(self._held_out) - 1) // self.context // self.batch)
 
-    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
-        """Yield training batches without end.
-
-        Parameters
-        ----------
-        start_step : int, default 0
-            Step whose batch comes first.
-
-        Returns
-        -------
-        iterator of (array, array)
-            Inputs and targets, int64 of shape (batch, context).
-        """
-        return (self._train_batch(step) for step in itertools.count(start_step))
-
     def held_out_batches(self) -> Iterator[Batch]:
         """Yield the held-out windows in order, in full batches, or one smaller batch if there are too few windows.
 
@@ -118,27 +97,15 @@ class TokenDataset:
         for index in range(self.held_out_count):
             yield self._cut(self._held_out, starts[index * self.batch : (index + 1) * self.batch])
 
-    def _train_batch(self, step: int) -> Batch:
-        numbers = range(step * self.batch, (step + 1) * self.batch)
-        starts = [self._starts(number // self._windows)[number % self._windows] for number in numbers]
-        return self._cut(self._train, np.array(starts))
-
-    def _starts(self, epoch: int) -> np.ndarray:
-        latest, starts = self._latest_epoch
-        if latest != epoch:
-            starts = self._shuffle(epoch)
-            self._latest_epoch = (epoch, starts)
-        return starts
-
     def _shuffle(self, epoch: int) -> np.ndarray:
-        """Return the starts of an epoch's windows in the order of their use.
-
-        Source: raw Philox words (Salmon et al. 2011), sorted: unlike `Generator.permutation` the same in every NumPy.
-        """
-        words = np.random.Philox(key=np.array([self.seed % 2**64, epoch], np.uint64)).random_raw(self._windows + 1)
-        slack = len(self._train) - 1 - self._windows * self.context
+        """Return the starts of an epoch's windows in the order of their use."""
+        words = self._words(epoch, self._rows + 1)
+        slack = len(self._train) - 1 - self._rows * self.context
         first = int(words[-1] % np.uint64(min(self.context, slack + 1)))
         return first + np.argsort(words[:-1], kind="stable") * self.context
+
+    def _join(self, rows: Sequence[tuple[np.ndarray, int]]) -> Batch:
+        return self._cut(self._train, np.array([starts[number] for starts, number in rows]))
 
     def _cut(self, data: np.ndarray, starts: np.ndarray) -> Batch:
         windows = data[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)

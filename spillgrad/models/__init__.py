@@ -1,13 +1,18 @@
 """Language models: their classes, and functions that build or load a model by its name."""
 
-from spillgrad.models import gpt, llama
+from spillgrad.models import decoder, gpt
+from spillgrad.models.attended import KeyValueCache
 from spillgrad.models.catalogue import build, config, config_of, from_safetensors, names
+from spillgrad.models.decoder import Decoder
+from spillgrad.models.decoder_config import DecoderConfig
 from spillgrad.models.exporting import export, from_peft, to_peft
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
-from spillgrad.models.llama import Llama, LlamaConfig
+
+# The class that builds Llama builds the families that came after it, too.
+Llama, LlamaConfig = Decoder, DecoderConfig
 
 __all__ = [
-    "GPT", "GPTConfig", "LanguageModel", "Llama", "LlamaConfig", "build", "config", "config_of", "export",
-    "from_peft", "from_safetensors", "gpt", "llama", "names", "to_peft",
+    "GPT", "Decoder", "DecoderConfig", "GPTConfig", "KeyValueCache", "LanguageModel", "Llama", "LlamaConfig", "build",
+    "config", "config_of", "decoder", "export", "from_peft", "from_safetensors", "gpt", "names", "to_peft",
 ]  # fmt: skip

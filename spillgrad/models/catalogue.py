@@ -6,12 +6,14 @@ import os
 from typing import Any
 
 from spillgrad.errors import ArgumentError, UnknownModelError
-from spillgrad.models import gpt, llama, pretrained
+from spillgrad.models import decoder, gpt, pretrained
+from spillgrad.models.decoder import Decoder
+from spillgrad.models.decoder_config import DecoderConfig
+from spillgrad.models.families import FAMILIES
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
-from spillgrad.models.llama import Llama, LlamaConfig
 
-Config = GPTConfig | LlamaConfig
+Config = GPTConfig | DecoderConfig
 
 _LLAMA3: dict[str, Any] = {
     "vocab_size": 128256, "num_key_value_heads": 8, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -29,7 +31,7 @@ _CONFIGS: dict[str, Config] = {
     "gpt2-medium": GPTConfig(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPTConfig(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": GPTConfig(n_layer=48, n_head=25, n_embd=1600),
-    "llama-tiny": LlamaConfig(
+    "llama-tiny": DecoderConfig(
         vocab_size=256,
         hidden_size=64,
         intermediate_size=176,
@@ -39,14 +41,14 @@ _CONFIGS: dict[str, Config] = {
         max_position_embeddings=64,
         tie_word_embeddings=True,
     ),
-    "tinyllama": LlamaConfig(
+    "tinyllama": DecoderConfig(
         hidden_size=2048,
         intermediate_size=5632,
         num_hidden_layers=22,
         num_key_value_heads=4,
         rms_norm_eps=1e-5,
     ),
-    "llama-3.2-1b": LlamaConfig(
+    "llama-3.2-1b": DecoderConfig(
         **_LLAMA3,
         hidden_size=2048,
         intermediate_size=8192,
@@ -54,7 +56,7 @@ _CONFIGS: dict[str, Config] = {
         rope_scaling=_LLAMA3_SCALING | {"factor": 32.0},
         tie_word_embeddings=True,
     ),
-    "llama-3.1-8b": LlamaConfig(**_LLAMA3, intermediate_size=14336, rope_scaling=_LLAMA3_SCALING | {"factor": 8.0}),
+    "llama-3.1-8b": DecoderConfig(**_LLAMA3, intermediate_size=14336, rope_scaling=_LLAMA3_SCALING | {"factor": 8.0}),
 }
 
 
@@ -83,7 +85,7 @@ def config(name: str | Config, context: int | None = None, **overrides: Any) -> 
 
     Returns
     -------
-    GPTConfig or LlamaConfig
+    GPTConfig or DecoderConfig
         The config.
 
     Raises
@@ -139,7 +141,7 @@ def build(name: str | Config, context: int | None = None, **overrides: Any) -> L
     32
     """
     chosen = config(name, context, **overrides)
-    return GPT(chosen) if isinstance(chosen, GPTConfig) else Llama(chosen)
+    return GPT(chosen) if isinstance(chosen, GPTConfig) else Decoder(chosen)
 
 
 def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
@@ -176,7 +178,7 @@ def config_of(path: str | os.PathLike[str]) -> Config:
 
     Returns
     -------
-    GPTConfig or LlamaConfig
+    GPTConfig or DecoderConfig
         The config.
 
     Raises
@@ -197,4 +199,4 @@ def _read(path: str | os.PathLike[str]) -> tuple[Any, pretrained.Weights, dict[s
     return _KINDS[(description or {}).get("model_type", "gpt2")], saved, description
 
 
-_KINDS = {"gpt2": gpt, "llama": llama}
+_KINDS = {"gpt2": gpt, **dict.fromkeys(FAMILIES, decoder)}

@@ -1,6 +1,7 @@
 """What an export reads: the tensors of a model in files, its adapters, its config, and the folder of its tokenizer."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,9 @@ from spillgrad.files.checkpoint_directory import MODEL, POINTER
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.models import catalogue, peft_folder, pretrained
 from spillgrad.models.adapters import Adapter, ConvertedTensor, Stored, paired
+from spillgrad.models.catalogue import Config
+from spillgrad.models.decoder_config import DecoderConfig
 from spillgrad.models.gpt import GPTConfig
-from spillgrad.models.llama import LlamaConfig
 
 T = TypeVar("T")
 # What Hugging Face's libraries keep beside a model's weights.
@@ -26,6 +28,11 @@ TOKENIZER_FILES = (
     "chat_template.json", "generation_config.json", "tokenizer.model", "vocab.json", "merges.txt",
 )  # fmt: skip
 _LORA = (".lora_A.weight", ".lora_B.weight")
+
+
+def folder_of(place: Path) -> Path:
+    """Return the folder at a place, or of the file there."""
+    return place.parent if place.is_file() or place.suffix in (".json", ".safetensors") else place
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class ExportedModel:
     base: Path | None = None
     """Where the base is, if it has a place of its own."""
     dropout: float = 0.0
+    tokenizers: tuple[Path, ...] = ()
+    """Folders to look for the tokenizer in."""
 
     @property
     def is_transposed(self) -> bool:
@@ -50,11 +59,16 @@ class ExportedModel:
         return self.description.get("model_type") == "gpt2"
 
     def tokenizer(self) -> Path | None:
-        """Return the folder with files of a tokenizer, if there is one."""
-        for place in (self.path, self.base):
-            folder = place.parent if place is not None and place.is_file() else place
-            if folder is not None and any((folder / name).is_file() for name in TOKENIZER_FILES):
+        """Return the folder with files of a tokenizer, if there is one; warn if the model's own is not there."""
+        for folder in self.tokenizers:
+            if any((folder / name).is_file() for name in TOKENIZER_FILES):
                 return folder
+        if gone := [folder for folder in self.tokenizers if not folder.exists()]:
+            warnings.warn(
+                f"export: the tokenizer of {self.path} is not in {gone[0]}; none goes along: name its folder with "
+                "tokenizer",
+                stacklevel=2,
+            )
         return None
 
     def merged(self, dtype: DType | None) -> dict[str, ConvertedTensor]:
@@ -135,19 +149,20 @@ def _over(place: str | os.PathLike[str], use: Callable[[ExportedModel], T]) -> T
 
     def described(saved: pretrained.Weights, description: dict[str, Any] | None) -> T:
         if description is None:
-            config: Any = catalogue.config_of(root)
-            description = config.to_hugging_face()
-        return use(ExportedModel(root, dict(saved), description))
+            description = catalogue.config_of(root).to_hugging_face()
+        return use(ExportedModel(root, dict(saved), description, tokenizers=(folder_of(root),)))
 
     return pretrained.load(root, described)
 
 
 def _joined(
-    root: Path, base: ExportedModel, adapters: Mapping[str, Adapter], changed: Mapping[str, Stored], dropout: float
-) -> ExportedModel:
+    root: Path, base: ExportedModel, adapters: Mapping[str, Adapter], changed: Mapping[str, Stored], dropout: float,
+    tokenizers: tuple[Path, ...] | None = None,
+) -> ExportedModel:  # fmt: skip
     if base.adapters:
         raise CheckpointError(f"export: the base {base.path} has adapters itself; merge them into a folder first")
-    return ExportedModel(root, base.tensors, base.description, adapters, changed, base.path, dropout)
+    places = (root, *base.tokenizers) if tokenizers is None else tokenizers
+    return ExportedModel(root, base.tensors, base.description, adapters, changed, base.path, dropout, places)
 
 
 def _of_checkpoint(
@@ -172,11 +187,12 @@ def _of_checkpoint(
     settings = state["extra"].get("settings")
     settings = settings if isinstance(settings, dict) else {}
     place = weights or settings.get("weights")
+    tokenizers = _tokenizers(root, settings, place)
     if not state.get("trainable_only"):
         if weights is not None and not adapters:
             raise ArgumentError(f"export: {root} holds the whole model, so it needs no other weights than its own")
         base = None if place is None else safetensors_io.absolute(place)
-        return use(ExportedModel(root, own, description, adapters, base=base, dropout=dropout))
+        return use(ExportedModel(root, own, description, adapters, {}, base, dropout, tokenizers))
     if not adapters:
         raise CheckpointError(
             f"export: {root} holds the trained parameters alone, and no adapters; save the whole model, without "
@@ -190,7 +206,7 @@ def _of_checkpoint(
         def verified(found: ExportedModel) -> T:
             if isinstance(checksums, dict):
                 _require_base(root, found, checksums)
-            return use(_joined(root, found, adapters, own, dropout))
+            return use(_joined(root, found, adapters, own, dropout, tokenizers))
 
         if weights is None and not Path(place).exists():
             raise MissingFileError(
@@ -203,7 +219,17 @@ def _of_checkpoint(
     with default_generator.replay(GeneratorState(seed, 0)):
         model = catalogue.build(_config(root, state))
     drawn = {name: np.asarray(tensor.host_array()) for name, tensor in model.named_parameters()}
-    return use(ExportedModel(root, drawn, description, adapters, own, dropout=dropout))
+    return use(ExportedModel(root, drawn, description, adapters, own, None, dropout, tokenizers))
+
+
+def _tokenizers(root: Path, settings: Mapping[str, Any], weights: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+    """Return where to look for the tokenizer of a checkpoint's model; a run's settings say which it was."""
+    if not settings:
+        return (root, *(() if weights is None else (folder_of(safetensors_io.absolute(weights)),)))
+    if not isinstance(named := settings.get("tokenizer"), str):
+        return ()  # its tokens are bytes
+    places = (named,) if weights is None else (named, weights)
+    return tuple(folder_of(safetensors_io.absolute(place)) for place in places)
 
 
 def _alphas(root: Path, state: dict[str, Any], has_adapters: bool) -> tuple[dict[str, float], float]:
@@ -226,8 +252,8 @@ def _require_base(root: Path, base: ExportedModel, checksums: Mapping[str, Any])
         )
 
 
-def _config(root: Path, state: dict[str, Any]) -> GPTConfig | LlamaConfig:
-    kind: type[GPTConfig] | type[LlamaConfig] = GPTConfig if state["model"] == "GPT" else LlamaConfig
+def _config(root: Path, state: dict[str, Any]) -> Config:
+    kind: type[Config] = GPTConfig if state["model"] == "GPT" else DecoderConfig
     return dataclass_of(kind, state["config"], f"export: {root}")
 
 

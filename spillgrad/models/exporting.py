@@ -13,7 +13,7 @@ from spillgrad.files.replacement import copy, replacing
 from spillgrad.models import gguf_file, peft_folder
 from spillgrad.models.adapters import Adapter, ConvertedTensor
 from spillgrad.models.catalogue import from_safetensors
-from spillgrad.models.exported_model import TOKENIZER_FILES, ExportedModel, with_model
+from spillgrad.models.exported_model import TOKENIZER_FILES, ExportedModel, folder_of, with_model
 from spillgrad.models.language_model import LanguageModel
 from spillgrad.nn.lora import AdapterOptions, LoRAConv1D, adapt, adapted_layers, load_lora_state_dict
 from spillgrad.nn.module import Module
@@ -314,9 +314,7 @@ def _write_peft(place: Path, model: ExportedModel, dtype: str | None) -> None:
     adapted = {model.base_name(path) for path in model.adapters}
     layers = (name.removesuffix(".weight") for name, each in model.tensors.items() if each.ndim > 1)
     others = [path for path in layers if path not in adapted]
-    base = model.base
-    if base is not None and base.is_file():
-        base = base.parent
+    base = None if model.base is None else folder_of(model.base)
     with replacing(place, _total(tensors)) as new:
         peft_folder.write(new, model.adapters, str(base), others, tensors, _METADATA, model.dropout)
 

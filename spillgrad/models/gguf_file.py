@@ -66,6 +66,7 @@ def write(
     and OSError.
     """
     gguf = _package()
+    config = gguf_metadata.with_defaults(config)
     sizes = gguf_metadata.sizes_of(config)
     writer = gguf.GGUFWriter(path, sizes.architecture)
     writer.add_string(MARK.decode(), release)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spillgrad.errors import CheckpointError
+from spillgrad.models.families import FAMILIES, FULL, SLIDING
 
 # The names of architectures by Hugging Face's model types. Mistral is computed as Llama is.
 _ARCHITECTURES = {
@@ -25,6 +26,12 @@ _FULL_EVERY = {"gemma2": 2, "gemma3": 6}
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 # The base of rotations in layers with a window, which llama.cpp's loader assumes.
 _LOCAL_THETA = 10_000.0
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a ``config.json`` with the entries that it leaves out because they are usual."""
+    family = FAMILIES.get(config.get("model_type", ""))
+    return dict(config) if family is None else {**family.defaults, **config}
 
 
 class Sizes(NamedTuple):
@@ -87,7 +94,7 @@ def _add_window(writer: Any, config: Mapping[str, Any], sizes: Sizes) -> None:
     kinds = config.get("layer_types")
     every = _FULL_EVERY.get(sizes.architecture)
     if every is not None:
-        wanted = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(sizes.layers)]
+        wanted = [SLIDING if (layer + 1) % every else FULL for layer in range(sizes.layers)]
         if (kinds is not None and kinds != wanted) or config.get("sliding_window_pattern", every) != every:
             raise CheckpointError(
                 f"gguf: got a {sizes.architecture} in which other layers than every {every}th attend to all positions; "
@@ -96,16 +103,20 @@ def _add_window(writer: Any, config: Mapping[str, Any], sizes: Sizes) -> None:
         writer.add_sliding_window(window or 0)
     elif sizes.architecture == "phi3":
         writer.add_sliding_window(window or 0)
-    elif (
-        window is not None
-        and config.get("use_sliding_window", True)
-        and (kinds is None or "sliding_attention" in kinds)
-    ):
+    elif window is not None and _slides(config, kinds):
         warnings.warn(
             f"gguf: llama.cpp has no window of attention for a {config['model_type']}; beyond {window} tokens, it "
             "computes something else",
             stacklevel=2,
         )
+
+
+def _slides(config: Mapping[str, Any], kinds: list[str] | None) -> bool:
+    """Return whether some layers have the window of attention that a ``config.json`` gives."""
+    family = FAMILIES.get(config["model_type"])
+    if family is not None and family.window_switch is not None and not config.get(family.window_switch):
+        return False
+    return kinds is None or SLIDING in kinds
 
 
 def _add_softcaps(writer: Any, config: Mapping[str, Any], sizes: Sizes) -> None:

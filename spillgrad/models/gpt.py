@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
+from spillgrad.models.attended import KeyValueCache, LayerCache, attend, visible_keys
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
@@ -22,7 +25,7 @@ from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.module import Module
 from spillgrad.nn.normalization import LayerNorm
-from spillgrad.ops import attention, creation
+from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
 
 
@@ -151,14 +154,17 @@ class Attention(Module):
         self.attention_dropout = config.dropout
         self.resid_dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
             part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
             for part in self.c_attn(x).split(width, -1)
         )
-        dropout = self.attention_dropout if self.training else 0.0
-        heads = attention.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        heads = attend(q, k, v, visible, dropout_p=self.attention_dropout if self.training else 0.0)
         return _add_to(residual, heads.transpose(1, 2).reshape(batch, length, width), self.c_proj, self.resid_dropout)
 
 
@@ -185,8 +191,8 @@ class Block(Module):
         self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attn(self.ln_1(x), x)
+    def forward(self, x: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = self.attn(self.ln_1(x), x, visible, cache)
         x = self.mlp(self.ln_2(x), x)
         return x
 
@@ -207,10 +213,16 @@ class Transformer(Module):
         init.normal_(self.wte.weight, std=0.02)
         init.normal_(self.wpe.weight, std=0.02)
 
-    def forward(self, idx: Tensor) -> Tensor:
-        x = self.drop(self.wte(idx) + self.wpe(creation.arange(idx.shape[1], device=idx.device)))
-        for block in self.h:
-            x = block(x)
+    def forward(self, idx: Tensor, starts: np.ndarray | None = None, cache: KeyValueCache | None = None) -> Tensor:
+        queries = idx.shape[1]
+        before = 0 if cache is None else cache.length
+        positions: Any = np.arange(before, before + queries)
+        positions = creation.tensor(positions if starts is None else positions - starts, device=idx.device)
+        mask = visible_keys(queries, before + queries, None, starts)
+        visible = None if mask is None else creation.tensor(mask, device=idx.device)
+        x = self.drop(self.wte(idx) + self.wpe(positions))
+        for number, block in enumerate(self.h):
+            x = block(x, visible, None if cache is None else cache.layers[number])
         result: Tensor = self.ln_f(x)
         return result
 
@@ -239,20 +251,14 @@ class GPT(LanguageModel):
         self.transformer = Transformer(config)
         self.lm_head = tied_head(self.transformer.wte)
 
-    def hidden_states(self, idx: Tensor) -> Tensor:
-        """Return the input of `lm_head`.
+    @property
+    def layers(self) -> int:
+        return self.config.n_layer  # type: ignore[no-any-return]
 
-        Parameters
-        ----------
-        idx : Tensor
-            Token numbers, int64 of shape (B, T).
-
-        Returns
-        -------
-        Tensor
-            Hidden states of shape (B, T, width).
-        """
-        return self.transformer(idx)  # type: ignore[no-any-return]
+    def hidden_states(
+        self, idx: Tensor, starts: np.ndarray | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:  # fmt: skip
+        return self.transformer(idx, starts, cache)  # type: ignore[no-any-return]
 
 
 def _residual_std(config: GPTConfig) -> float:

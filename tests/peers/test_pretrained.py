@@ -41,7 +41,7 @@ def ours(model):
 
 
 def module_of(name):
-    return sg.models.gpt if name == "gpt2" else sg.models.llama
+    return sg.models.gpt if name == "gpt2" else sg.models.decoder
 
 
 @pytest.mark.parametrize("name", pretrained.MODELS)

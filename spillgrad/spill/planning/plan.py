@@ -168,7 +168,7 @@ def plan(
 
     Parameters
     ----------
-    model : str, GPTConfig, LlamaConfig or callable
+    model : str, GPTConfig, DecoderConfig or callable
         Name of a model of the catalogue, or its sizes, or a function that builds a model with a given number of layers.
     batch : int
         Number of sequences in a batch.

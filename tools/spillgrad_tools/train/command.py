@@ -29,6 +29,7 @@ from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools.report.page import report, require_packages
+from spillgrad_tools.train.data import TrainingData, tokenizer_of
 from spillgrad_tools.train.display import (
     output_console,
     show_line,
@@ -84,15 +85,17 @@ def run(options: TrainOptions) -> bool:
             f"{ranks.size} -- plan --ram {options.ram}"
         )
     settings = _settings(options)
-    text = sg.data.load_text(options.data)
+    data = TrainingData.load(options.data, options.eval_data, settings.tokenizer, options.skip_bad)
+    if data.left_out:
+        show_line(console, data.left_out)
     with contextlib.ExitStack() as stack:
         out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
         if options.ram is not None:
-            options = within(options, settings, len(text), options.spill_dir or out, console)
+            options = within(options, settings, data, options.spill_dir or out, console)
         journal = _journal(out, ranks)
-        finished = _run(options, settings, text, out, journal, console, ranks)
+        finished = _run(options, settings, data, out, journal, console, ranks)
         if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
@@ -101,7 +104,7 @@ def run(options: TrainOptions) -> bool:
 def _run(
     options: TrainOptions,
     settings: TrainSettings,
-    text: bytes,
+    data: TrainingData,
     out: Path,
     journal: Path,
     console: Console,
@@ -111,7 +114,7 @@ def _run(
         with show_preparation(console):
             offload = _offload(options, out, journal)
             ranks.share_clock()
-            training = Training(settings, text, options.resume, offload, options.device, ranks)
+            training = Training(settings, data, options.resume, offload, options.device, ranks)
         show_line(console, _begin_spilling(training, options, out, journal))
         saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
     except BaseException:
@@ -269,11 +272,12 @@ def _settings(options: TrainOptions) -> TrainSettings:
     ArgumentError if the run to resume has done all steps.
     """
     if options.resume is None:
-        return dataclasses.replace(TrainSettings(), **options.settings)
+        settings = dataclasses.replace(TrainSettings(), **options.settings)
+        return dataclasses.replace(settings, tokenizer=settings.tokenizer or tokenizer_of(settings.weights))
     settings, done = Training.settings_of(options.resume)
     for name, value in options.settings.items():
-        # The weights that adapters are for may have moved: their checksum shows whether they are the same.
-        if name not in ("steps", "weights") and value != getattr(settings, name):
+        # The weights that adapters are for, and the tokenizer, may have moved: checksums show if they are the same.
+        if name not in ("steps", "weights", "tokenizer") and value != getattr(settings, name):
             raise ArgumentError(
                 f"train: got {' '.join(_words(name, value))}, but {options.resume} was trained with "
                 f"{' '.join(_words(name, getattr(settings, name)))}; leave that out to go on, or leave --resume out to "

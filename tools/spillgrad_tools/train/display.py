@@ -89,7 +89,7 @@ def show_report(
     console: Console, training: Training, held_out: Evaluation, last_records: Sequence[StepRecord], duration_s: float,
     saves: Saves,
 ) -> None:  # fmt: skip
-    """Print the final table of a run whose training took `duration_s`. Units: losses in nats per byte."""
+    """Print the final table of a run whose training took `duration_s`. Units: losses in nats per token."""
     stats = training.stats()
     written, waited_s = format_bytes(stats.written_bytes), stats.wait_write_s + stats.wait_read_s
     if stats.stored_bytes != stats.written_bytes:
@@ -99,9 +99,10 @@ def show_report(
     speed = sum(record.tokens for record in last_records) / sum(record.duration_s for record in last_records)
     batches = f"{held_out.batches} of {held_out.all_batches} batches"
     some = "" if held_out.batches == held_out.all_batches else f" ({batches})"
+    unit = f"nats/{training.source.unit}"
     rows = {
-        "train loss (last steps)": f"{statistics.fmean(record.loss for record in last_records):.4f} nats/byte",
-        f"held-out loss{some}": f"{held_out.loss:.4f} nats/byte",
+        "train loss (last steps)": f"{statistics.fmean(record.loss for record in last_records):.4f} {unit}",
+        f"held-out loss{some}": f"{held_out.loss:.4f} {unit}",
         "speed": f"{speed:,.0f} tokens/s",
         "peak RSS": format_bytes(peak_rss_bytes()),
     }

@@ -26,7 +26,7 @@ Rank = Annotated[int | None, Option(
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """The settings that, together with the text, decide every number of a run; a checkpoint holds them."""
+    """The settings that, together with the data, decide every number of a run; a checkpoint holds them."""
 
     model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "small"
     weights: Annotated[str | None, Option(
@@ -37,8 +37,15 @@ class TrainSettings:
     steps: Annotated[int, Option(min=1, metavar="N", help="Optimizer steps.")] = 240
     batch: Annotated[int, Option(min=1, metavar="N", help="Sequences in a batch.")] = 16
     context: Annotated[int, Option(
-        min=1, metavar="N", help="Bytes in a sequence; at most the positions of a published model.",
+        min=1, metavar="N", help="Tokens in a sequence, or bytes without a tokenizer; at most a published model's.",
     )] = 256  # fmt: skip
+    tokenizer: Annotated[str | None, Option(
+        metavar="PATH", help="Folder of a tokenizer as Hugging Face's, or its tokenizer.json.",
+        show_default="that of --weights; else bytes",
+    )] = None  # fmt: skip
+    packed: Annotated[bool, Option(
+        "--packed/--no-packed", help="Whether a row has several documents, none of which sees another.",
+    )] = True  # fmt: skip
     lr: Annotated[float | None, Option(
         min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models",
     )] = None  # fmt: skip
@@ -58,15 +65,24 @@ class TrainSettings:
 class TrainOptions:
     """The options of `spillgrad train`: `settings` holds those named on the command line, by field of TrainSettings.
 
-    The other fields are places and limits. They change no number of the run, but for a lossy `codec`, which changes
-    gradients, another `device`, which rounds differently, and `offload` with a `wire` of fewer bits, whose sums it
-    leaves exact.
+    The other fields are the data, places and limits. Places and limits change no number of the run, but for a lossy
+    `codec`, which changes gradients, another `device`, which rounds differently, and `offload` with a `wire` of fewer
+    bits, whose sums it leaves exact.
     """
 
     settings: dict[str, Any]
     data: Annotated[
-        Path | None, Option(help="Text file, or a folder of them.", show_default="Python's reference text")
+        Path | None, Option(
+            help="Text, JSON lines (text; prompt and completion; messages), Parquet, or a folder of them.",
+            show_default="Python's reference text",
+        )
+    ] = None  # fmt: skip
+    eval_data: Annotated[
+        Path | None, Option(help="Records to evaluate with.", show_default="a tenth of --data, held out")
     ] = None
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out records that cannot be used, and say how many.")] = (
+        False
+    )
     ram: Annotated[str | None, Option(
         metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan then "
         "chooses the options for RAM and disk, to the same numbers.", show_default="no plan",

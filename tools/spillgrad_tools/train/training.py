@@ -1,4 +1,4 @@
-"""The training loop: trains with given settings on a text, and yields a record of each step; it prints nothing."""
+"""The training loop: trains with given settings on given data, and yields a record of each step; it prints nothing."""
 
 import contextlib
 import dataclasses
@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import psutil
-import xxhash
 
 import spillgrad as sg
 from spillgrad import labels
@@ -27,19 +25,18 @@ from spillgrad.profiler import record_function
 from spillgrad.spill.offload.needs import disk_need
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
+from spillgrad_tools.train.data import BYTES, Batch, TrainingData
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.ranks import Parallel, Ranks, settings_in_words
 
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
-SAMPLE_PROMPT = b"The "
 # The share of the steps in which the learning rate rises.
 WARMUP_SHARE = 0.1
 # The default learning rate of a model with 256 features; wider models get less: GPT-2 gets 7e-4, and its largest size
 # 3e-4. GPT-3's models of these sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
 LR, LR_WIDTH = 2e-3, 256
-_BYTES = 256
 # Each batch has random numbers of its own, from a place on in the stream of the seed; the first are for the weights.
 _DRAWS_OF_BATCH = 1 << 40
 _MOST_BATCHES = 1 << 24
@@ -54,6 +51,7 @@ class StepRecord:
     step: int
     loss: float
     tokens: int
+    """Positions, whether they have a loss or not."""
     duration_s: float
     waited_s: float
     rss_bytes: int
@@ -62,7 +60,7 @@ class StepRecord:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the number of tokens (bytes of text) that the step trained on per second."""
+        """Return the number of tokens that the step trained on per second."""
         return self.tokens / self.duration_s
 
     @property
@@ -72,7 +70,7 @@ class StepRecord:
 
 
 class Evaluation(NamedTuple):
-    """A mean loss over `batches` batches, out of `all_batches`. Units: nats per byte."""
+    """A mean loss over `batches` batches, out of `all_batches`. Units: nats per token."""
 
     loss: float
     batches: int
@@ -80,7 +78,7 @@ class Evaluation(NamedTuple):
 
 
 class Training:
-    """A language model of bytes in training; a run that is saved and resumed has bitwise the same numbers.
+    """A language model in training; a run that is saved and resumed has bitwise the same numbers.
 
     `offload` is called like `disk_offload` and returns such an object, which keeps model and optimizer on disk. The
     attribute `spill`, which may be set at any time, is the context manager under which forward passes run. The numbers
@@ -91,8 +89,8 @@ class Training:
     """
 
     def __init__(
-        self, settings: TrainSettings, text: bytes, resume_from: Path | None = None, offload: MakeOffload | None = None,
-        device: str = "cpu", ranks: Ranks | None = None,
+        self, settings: TrainSettings, data: TrainingData | bytes, resume_from: Path | None = None,
+        offload: MakeOffload | None = None, device: str = "cpu", ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.ranks = ranks or Ranks()
         if settings.accumulate < self.ranks.size:
@@ -106,21 +104,23 @@ class Training:
         self.offload: sg.disk_offload | None = None
         self.step = 0
         state = None if resume_from is None else _state_of(resume_from)
-        self._text_hash = xxhash.xxh3_128_hexdigest(text)
-        if state is not None and state["extra"]["text"] != self._text_hash:
-            raise CheckpointError(f"resume: {resume_from} was trained on another text; name that one with --data")
-        self._config = _config(settings, state)
+        self.source = TrainingData.of_bytes(data) if isinstance(data, bytes) else data
+        self._digest = self.source.digest
+        if state is not None and state["extra"]["text"] != self._digest:
+            raise CheckpointError(
+                f"resume: {resume_from} was trained on other data; name the same with --data and --eval-data"
+            )
+        self._config = _config(settings, state, self.source.vocab_size)
+        self.source.require_tokens_of(self._config.vocab_size)
         width, layers = _width_and_layers(self._config)
         if resume_from is not None:
             pretrained.require_layers(layers, pretrained.read(resume_from)[0], resume_from)
         self.lr = LR * min(1.0, LR_WIDTH / width) if settings.lr is None else settings.lr
         self.settings = dataclasses.replace(settings, lr=self.lr)
-        # The data set yields all batches of a step as one; `_parts` splits it.
-        step_batch = settings.batch * settings.accumulate
-        self.data = sg.data.ByteDataset(text, settings.context, step_batch, settings.seed)
+        self.data = self.source.batches(settings)
         self._base = _checksums(settings)
         self.ranks.require_same({
-            "spillgrad": sg.__version__, **settings_in_words(self.settings), "the text": self._text_hash,
+            "spillgrad": sg.__version__, **settings_in_words(self.settings), "the data": self._digest,
             "the base weights": self._base, "a checkpoint of step": None if state is None else state["step"],
         })  # fmt: skip
         self.ranks.warn_of_other_processors()
@@ -161,42 +161,42 @@ class Training:
         """
         batches = self.data.train_batches(self.step)
         while self.step < self.settings.steps:
-            yield self._advance(*next(batches))
+            yield self._advance(next(batches))
 
     def held_out_loss(self) -> Evaluation:
-        """Return the mean loss on held-out text, over at most half as many batches as the run has steps."""
+        """Return the mean loss on held-out data, over at most half as many batches as the run has steps."""
         batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
         held_out = itertools.islice(self.data.held_out_batches(), batches)
-        parts = [part for batch in held_out for part in self._parts(*batch)]
+        parts = [part for batch in held_out for part in batch.parts(self.settings.batch)]
         losses = []
         self.model.eval()
         with sg.no_grad(), self._precision():
             for mine in self.ranks.batches(parts):
                 # All take part in each forward: those with parameters in parts get them from each other.
-                x, y = parts[0] if mine is None else mine[1]
-                loss = self.model(x, y)[1].item()
+                loss = self.model(*(parts[0] if mine is None else mine[1]))[1].item()
                 if mine is not None:
                     losses.append(loss)
         self.model.train()
         total = 0.0
-        for loss, (_, y) in zip(self.ranks.in_order(losses, len(parts)), parts, strict=True):
-            total += loss * y.size
-        return Evaluation(total / sum(y.size for _, y in parts), batches, self.data.held_out_count)
+        for loss, part in zip(self.ranks.in_order(losses, len(parts)), parts, strict=True):
+            counted = part.counted()
+            total += loss * counted if counted else 0.0  # the loss of no token is NaN
+        return Evaluation(total / sum(part.counted() for part in parts), batches, self.data.held_out_count)
 
     def sample(self, length: int) -> str:
-        """Return text of at most `length` bytes that the model generates after a first word, in all processes.
+        """Return a prompt, and at most `length` tokens that the model generates after it, in all processes.
 
-        Each byte takes a pass through the model. So the length is also bounded by the number of trained tokens and, for
-        an offloaded model, by the number of steps: then the sample takes little time compared with the training.
+        Each token takes a pass through the model. So the length is also bounded by the number of trained tokens and,
+        for an offloaded model, by the number of steps: then the sample takes little time compared with the training.
         """
         trained_tokens = self.settings.steps * self.settings.accumulate * self.settings.batch * self.settings.context
         length = min(length, math.isqrt(trained_tokens // 8), self.settings.steps if self.offload else length)
-        prompt = np.frombuffer(SAMPLE_PROMPT, np.uint8).astype(np.int64)[np.newaxis]
+        prompt = self.source.prompt(self._config.context // 2)[None]
         with self._precision():
-            made = self.model.generate(prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed)
-        tokens = made.numpy(force=True)[0]
-        # A model whose vocabulary is larger than 256 may generate a token that is no byte.
-        return b"".join(bytes([token]) if token < _BYTES else b"\xff" for token in tokens).decode(errors="replace")
+            made = self.model.generate(
+                prompt, length, temperature=0.8, top_k=40, seed=self.settings.seed, stop=self.source.stop
+            )
+        return self.source.decode(made.numpy(force=True)[0])
 
     def save(self, directory: Path) -> None:
         """Write a checkpoint to resume from; for a model with adapters, the checkpoint holds only the adapters.
@@ -206,7 +206,7 @@ class Training:
         """
         if self.offload is None and not self.ranks.is_first:
             return
-        extra = {"settings": dataclasses.asdict(self.settings), "text": self._text_hash, "base": self._base}
+        extra = {"settings": dataclasses.asdict(self.settings), "text": self._digest, "base": self._base}
         sg.save_checkpoint(
             directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra,
             trainable_only=self.settings.lora is not None,
@@ -249,20 +249,20 @@ class Training:
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()
 
-    def _advance(self, x: np.ndarray, y: np.ndarray) -> StepRecord:
+    def _advance(self, batch: Batch) -> StepRecord:
         started, waited_before_s = time.perf_counter(), _waited_s(self.stats())
         self.optimizer.zero_grad()
-        parts = list(self._parts(x, y))
+        parts, counted = list(batch.parts(self.settings.batch)), batch.counted()
         values = []
         for mine in self.ranks.batches(parts):
             if mine is None:
                 cast(Parallel, self._parallel).contribute_nothing()
                 continue
-            number, (part_x, part_y) = mine
+            number, part = mine
             spilling = self.spill or contextlib.nullcontext()
             with record_function("forward"), labels.step_scope(self.step + 1), spilling, self._precision():
-                _, loss = self._forward(number, part_x, part_y)
-            share = part_x.shape[0] / x.shape[0]
+                _, loss = self._forward(number, part)
+            share = part.counted() / counted
             with record_function("backward"):
                 (loss if share == 1 else loss * share).backward()
             values.append(loss.item() * share)
@@ -283,27 +283,24 @@ class Training:
         self._require_finite("gradient norm", norm, f"step {self.step}")
         stats = self.stats()
         return StepRecord(
-            step=self.step, loss=value, tokens=x.size, duration_s=time.perf_counter() - started,
+            step=self.step, loss=value, tokens=batch.x.size, duration_s=time.perf_counter() - started,
             waited_s=_waited_s(stats) - waited_before_s, rss_bytes=self._process.memory_info().rss,
             written_bytes=stats.written_bytes - self._before.written_bytes,
             read_bytes=stats.read_bytes - self._before.read_bytes,
         )  # fmt: skip
 
-    def _forward(self, number: int, x: np.ndarray, y: np.ndarray) -> Any:
+    def _forward(self, number: int, part: Batch) -> Any:
         """Compute the loss of a batch of the step. What it draws hangs on the batch's number alone."""
         batch = self.step * self.settings.accumulate + number
         drawn = GeneratorState(self.settings.seed, (batch + 1) % _MOST_BATCHES * _DRAWS_OF_BATCH)
+        if not part.counted():  # the mean of no loss is NaN; the loss of any target, times 0, is none
+            part = part._replace(y=part.x)
         with sg.default_generator.replay(drawn):
-            return (self._parallel if isinstance(self._parallel, sg.nn.Module) else self.model)(x, y)
+            return (self._parallel if isinstance(self._parallel, sg.nn.Module) else self.model)(*part)
 
     def _require_finite(self, what: str, found: float | None, where: str) -> None:
         if found is not None and not math.isfinite(found):
             raise ArgumentError(f"train: got a {what} of {found} in {where}, wanted a finite one; lower --lr {self.lr}")
-
-    def _parts(self, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Split the inputs and targets of a step into its batches, and yield the batches."""
-        size = self.settings.batch
-        return ((x[start : start + size], y[start : start + size]) for start in range(0, len(x), size))
 
 
 def _state_of(directory: Path) -> dict[str, Any]:
@@ -314,22 +311,27 @@ def _state_of(directory: Path) -> dict[str, Any]:
     return state
 
 
-def config_of(settings: TrainSettings, resume_from: Path | None) -> Config:
-    """Return the sizes of the model that a run trains."""
-    return _config(settings, None if resume_from is None else _state_of(resume_from))
+def config_of(settings: TrainSettings, resume_from: Path | None, vocab_size: int) -> Config:
+    """Return the sizes of the model that a run trains on tokens from 0 to `vocab_size` - 1."""
+    return _config(settings, None if resume_from is None else _state_of(resume_from), vocab_size)
 
 
-def _config(settings: TrainSettings, state: Mapping[str, Any] | None) -> Config:
-    """Return the model's sizes: from the checkpoint's `state` if given, else from the weights or the named model."""
+def _config(settings: TrainSettings, state: Mapping[str, Any] | None, vocab_size: int) -> Config:
+    """Return the model's sizes: from the checkpoint's `state` if given, else from the weights or the named model.
+
+    A named model of bytes gets as many tokens as the data has.
+    """
     if state is not None:
-        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.LlamaConfig
+        kind: type[Config] = sg.models.GPTConfig if state["model"] == "GPT" else sg.models.DecoderConfig
         return dataclass_of(kind, state["config"], "resume: the checkpoint")
     if settings.weights is not None:
         config, name = sg.models.config_of(settings.weights), settings.weights
     else:
         config, name = sg.models.config(settings.model), settings.model
-        if config.vocab_size == _BYTES or settings.context <= config.context:
-            return sg.models.config(config, context=settings.context)
+        if config.vocab_size == BYTES or settings.context <= config.context:
+            config = sg.models.config(config, context=settings.context)
+        if config.vocab_size == BYTES:
+            config = sg.models.config(config, vocab_size=vocab_size)
     if settings.context > config.context:
         raise ArgumentError(f"train: got --context {settings.context}; {name} has {config.context} positions at most")
     return config

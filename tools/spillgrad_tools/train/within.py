@@ -15,6 +15,7 @@ from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools import fresh_process
 from spillgrad_tools.quantities import format_duration
+from spillgrad_tools.train.data import TrainingData
 from spillgrad_tools.train.display import show_line
 from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.plan import require_disk
@@ -23,14 +24,14 @@ from spillgrad_tools.train.training import config_of
 # What `--ram auto` leaves to other programs, which may begin later: bytes, or a share of the free memory if that is
 # more; but at most half of that memory.
 _LEFT_BYTES, _LEFT_SHARE, _MOST_LEFT_SHARE = 512 << 20, 0.1, 0.5
-# A text that takes less than this share of the memory is a part of the plan's margin.
+# Data that takes less than this share of the memory is a part of the plan's margin.
 _NOTICED_SHARE = 0.02
 # What a plan decides.
 DECIDED = ("offload", "ram_budget", "policy", "spill")
 
 
 def within(
-    options: TrainOptions, settings: TrainSettings, text_bytes: int, place: Path, console: Console
+    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console
 ) -> TrainOptions:  # fmt: skip
     """Return the options with which training stays within `options.ram`; print what they are.
 
@@ -38,9 +39,9 @@ def within(
     disk is too small. Raises ArgumentError if the free memory is not known.
     """
     ram_bytes, what = _ram(options)
-    is_named = options.resume is None and settings.weights is None
-    model = settings.model if is_named else config_of(settings, options.resume)
-    beside_bytes = text_bytes if text_bytes > _NOTICED_SHARE * ram_bytes else 0
+    is_named = options.resume is None and settings.weights is None and data.tokenizer is None
+    model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
+    beside_bytes = data.nbytes if data.nbytes > _NOTICED_SHARE * ram_bytes else 0
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
         found = _call(
             _plan, model, settings, ram_bytes - beside_bytes, place,

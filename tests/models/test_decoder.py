@@ -3,8 +3,8 @@ import pytest
 
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, CheckpointError, ShapeError
-from spillgrad.models import Llama, LlamaConfig
-from spillgrad.models.llama import rotate
+from spillgrad.models import Decoder, DecoderConfig
+from spillgrad.models.rotations import rotate
 
 SIZES = {
     "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -15,7 +15,7 @@ IDX = np.random.default_rng(0).integers(0, 11, (2, 5))
 
 def make(**changes):
     sg.manual_seed(0)
-    return Llama(LlamaConfig(**{**SIZES, **changes}))
+    return Decoder(DecoderConfig(**{**SIZES, **changes}))
 
 
 def test_parameters_have_hugging_faces_names():
@@ -96,7 +96,34 @@ def test_a_half_precision_model_stays_in_half_precision():
         ({"num_attention_heads": 3}, "hidden_size 8 and num_attention_heads 3"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
         ({"head_dim": 3}, "heads of 3"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn'; accepted are linear, llama3"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "'ntk'; accepted are linear, llama3, yarn, longrope"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "without original_max_position_embeddings"),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "longrope",
+                    "original_max_position_embeddings": 4,
+                    "short_factor": [1.0],
+                    "long_factor": [1.0, 0.0],
+                }
+            },
+            r"long_factor \[1.0, 0.0\]; wanted 1 positive",
+        ),
+        (
+            {
+                "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4},
+                "rope_theta": 1.0,
+            },
+            "no finite angles",
+        ),
+        ({"model_type": "mamba"}, "'mamba'; accepted are llama, mistral"),
+        ({"hidden_act": "relu"}, "'relu'; accepted are silu"),
+        ({"sliding_window": 0}, "sliding_window 0"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ({"layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
+        ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
+        ({"partial_rotary_factor": 0.1}, "of which 0.1 rotate"),
+        ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping -1.0"),
         ({"rope_scaling": {"rope_type": "linear"}}, "without factor"),
     ],
 )
@@ -106,30 +133,37 @@ def test_sizes_that_make_no_model_are_refused(changes, says):
 
 
 def test_tokens_that_do_not_fit_the_context_are_refused():
-    with pytest.raises(ShapeError, match=r"Llama: got tokens of shape .*1 to 6"):
+    with pytest.raises(ShapeError, match=r"Decoder: got tokens of shape .*1 to 6"):
         make()(np.zeros((1, 7), np.int64))
 
 
 def test_old_and_new_files_mean_the_same_rotations():
     old = {"model_type": "llama", "rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}}
-    configs = [LlamaConfig.from_hugging_face(description) for description in (old, new)]
-    assert configs[0] == configs[1] == LlamaConfig(rope_theta=5.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    configs = [DecoderConfig.from_hugging_face(description) for description in (old, new)]
+    wanted = DecoderConfig(rope_theta=5.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert configs == [wanted, wanted]
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
-    assert LlamaConfig.from_hugging_face(plain) == LlamaConfig(rope_theta=7.0)
-    assert LlamaConfig.from_hugging_face(LlamaConfig(**SIZES).to_hugging_face()).num_key_value_heads == 2
+    assert DecoderConfig.from_hugging_face(plain) == DecoderConfig(rope_theta=7.0)
+    assert DecoderConfig.from_hugging_face(DecoderConfig(**SIZES).to_hugging_face()).num_key_value_heads == 2
 
 
 @pytest.mark.parametrize(
     ("description", "says"),
     [
-        ({"model_type": "mistral"}, "model_type 'mistral'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"model_type": "mamba"}, "model_type 'mamba'"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": "all"}, "layer_types 'all'"),
+        ({"rope_parameters": {"full_attention": 3}}, "rotations"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": "half"}},
+            "partial_rotary_factor 'half'",
+        ),
         ({"num_attention_heads": 3}, "num_attention_heads 3"),
     ],
 )
 def test_a_config_of_another_model_is_refused(description, says):
     with pytest.raises(CheckpointError, match=says):
-        LlamaConfig.from_hugging_face(description)
+        DecoderConfig.from_hugging_face(description)
