@@ -105,6 +105,7 @@ LATE_IMPORTS = {
     "spillgrad_tools.cli": "`spillgrad --help` must not wait for Numba and HDF5",
     "spillgrad.data.distributed_sampler": "`import spillgrad` must not wait for groups of processes, which few use",
     "spillgrad.data.data_loader": "`import spillgrad` must not wait for multiprocessing, which only workers need",
+    "spillgrad.models.gguf_file": "only GGUF files need gguf, which may not be installed",
     "spillgrad.data.chat_tokenizer": "only chat templates need Jinja2, which may not be installed",
     "spillgrad.data.parquet": "only Parquet files need pyarrow, which may not be installed",
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",

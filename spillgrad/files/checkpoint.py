@@ -33,6 +33,7 @@ from spillgrad.files.checkpoint_directory import CONFIG, MODEL, OPTIMIZER
 from spillgrad.files.safetensors_io import StoredTensor, damaged
 from spillgrad.files.save_together import follow, leading
 from spillgrad.generator import GeneratorState, default_generator
+from spillgrad.nn.lora import adapter_options
 from spillgrad.nn.module import Module
 from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
@@ -152,6 +153,7 @@ def save_checkpoint(
             "extra": dict(extra or {}),
             "model_extra": others,
             "trainable_only": trainable_only,
+            "adapters": adapter_options(model),
         }
         if of_optimizer is not None:
             state["optimizer"], sets[OPTIMIZER] = of_optimizer
@@ -308,7 +310,9 @@ _NEEDED: dict[str, Any] = {
     "step": int, "model": str, "config": dict | None, "extra": dict, "rng": dict, "scheduler": dict | None,
     "checksums": dict,
 }  # fmt: skip
-_OPTIONAL: dict[str, Any] = {"data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool}
+_OPTIONAL: dict[str, Any] = {
+    "data": dict | None, "model_extra": dict, "optimizer": dict, "trainable_only": bool, "adapters": dict,
+}  # fmt: skip
 # The deepest nesting of lists and dicts in the state of an optimizer, a schedule or data.
 _DEEPEST = 32
 _SHALLOW = ("optimizer", "scheduler", "data")

@@ -11,9 +11,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import xxhash
@@ -116,6 +117,32 @@ class StoredTensor:
         return all(mine == its for mine, its in zip(self.pieces(), other.pieces(), strict=True))
 
 
+class Writable(Protocol):
+    """A tensor to write: a `Tensor`, or what computes its elements when they are asked for."""
+
+    @property
+    def numpy_dtype(self) -> dtypes.DType:
+        """The dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The size of each dimension."""
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all elements."""
+
+    def host_array(self) -> np.ndarray:
+        """Return the elements."""
+
+
+W = TypeVar("W", bound=Writable)
+
+
 class Place(NamedTuple):
     """Where the bytes of a tensor are: the name of a file, and their first byte in it."""
 
@@ -142,25 +169,29 @@ class _File(NamedTuple):
 WriteTensors = Callable[[Path, Mapping[str, Tensor], Mapping[str, Place]], Mapping[str, bytes]]
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, Place]) -> dict[str, bytes]:
+def write_tensors(folder: Path, tensors: Mapping[str, Writable], places: Mapping[str, Place]) -> dict[str, bytes]:
     """Write tensors to their places in existing files of a folder. Raises OSError if a file cannot be written."""
     checksums = write_ranges(folder, [Range(place, tensors[name].host_array) for name, place in places.items()])
     return dict(zip(places, checksums, strict=True))
 
 
 def write(
-    folder: Path, stem: str, tensors: Mapping[str, Tensor], max_shard_bytes: int, contents: WriteTensors
-) -> dict[str, str]:
+    folder: Path, stem: str, tensors: Mapping[str, W], max_shard_bytes: int,
+    contents: Callable[[Path, Mapping[str, W], Mapping[str, Place]], Mapping[str, bytes]],
+    metadata: Mapping[str, str] = types.MappingProxyType({}),
+) -> dict[str, str]:  # fmt: skip
     """Write tensors into new files of a folder; return the checksum of each file by its name.
 
     If all tensors fit into `max_shard_bytes`, they are written to one file; otherwise, to a sharded checkpoint. Each
     tensor's memory is read once, by `contents`. In a file, tensors with wider elements come first; tensors of equal
     width keep the order of `tensors`. When this function returns, the content of the files is on the disk; the names of
-    the files are on the disk only after the folder is synchronised.
+    the files are on the disk only after the folder is synchronised. `metadata` goes into the header of each file.
     Raises CheckpointError, before anything is written, for a dtype that the format lacks. Raises OSError if a file
     cannot be written.
     """
-    foreign = [f"{name} ({tensor.dtype})" for name, tensor in tensors.items() if tensor.numpy_dtype not in _DTYPE_NAMES]
+    foreign = [
+        f"{name} ({tensor.numpy_dtype})" for name, tensor in tensors.items() if tensor.numpy_dtype not in _DTYPE_NAMES
+    ]
     if foreign:
         raise CheckpointError(
             f"checkpoint: safetensors files cannot hold {', '.join(foreign)}; convert them, or write them with save()"
@@ -173,7 +204,7 @@ def write(
     files: list[_File] = []
     places: dict[str, Place] = {}
     for name, of_shard in zip(names, shards, strict=True):
-        file, offsets = _layout(name, {each: tensors[each] for each in of_shard})
+        file, offsets = _layout(name, {each: tensors[each] for each in of_shard}, metadata)
         with (folder / name).open("xb") as opened:
             opened.write(file.header)
             opened.truncate(len(file.header) + sum(tensors[each].nbytes for each in of_shard))
@@ -193,7 +224,7 @@ def write(
     return checksums | {f"{single}.index.json": write_json(folder / f"{single}.index.json", index)}
 
 
-def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
+def _shards(tensors: Mapping[str, Writable], max_shard_bytes: int) -> list[list[str]]:
     """Return the tensor names of each file, in order: as many as fit into `max_shard_bytes`, but at least one."""
     shards: list[list[str]] = [[]]
     filled_bytes = 0
@@ -206,12 +237,12 @@ def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[st
     return shards
 
 
-def _layout(file: str, tensors: Mapping[str, Tensor]) -> tuple[_File, dict[str, Place]]:
+def _layout(file: str, tensors: Mapping[str, Writable], metadata: Mapping[str, str]) -> tuple[_File, dict[str, Place]]:
     """Return a file for these tensors, and where each one is in it."""
     # Tensors with wide elements come first, so that all are aligned.
     names = sorted(tensors, key=lambda name: -tensors[name].itemsize)
     # Hugging Face's loaders refuse files that do not say whose format their tensors have.
-    said: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    said: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name in names:
         tensor = tensors[name]
@@ -396,6 +427,17 @@ def checksum(path: Path) -> str:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def checksums(paths: Set[Path]) -> dict[str, str]:
+    """Return the hashes of files, by the files' names. Raises CheckpointError if one cannot be read."""
+    found = {}
+    for path in sorted(paths):
+        try:
+            found[path.name] = checksum(path)
+        except OSError as error:
+            raise damaged(path, reason(error)) from error
+    return found
 
 
 def checksum_as(written: object, path: Path) -> str:

@@ -5,6 +5,7 @@ from spillgrad.models.attended import KeyValueCache
 from spillgrad.models.catalogue import build, config, config_of, from_safetensors, names
 from spillgrad.models.decoder import Decoder
 from spillgrad.models.decoder_config import DecoderConfig
+from spillgrad.models.exporting import export, from_peft, to_peft
 from spillgrad.models.gpt import GPT, GPTConfig
 from spillgrad.models.language_model import LanguageModel
 
@@ -13,5 +14,5 @@ Llama, LlamaConfig = Decoder, DecoderConfig
 
 __all__ = [
     "GPT", "Decoder", "DecoderConfig", "GPTConfig", "KeyValueCache", "LanguageModel", "Llama", "LlamaConfig", "build",
-    "config", "config_of", "decoder", "from_safetensors", "gpt", "names",
+    "config", "config_of", "decoder", "export", "from_peft", "from_safetensors", "gpt", "names", "to_peft",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ Hugging Face's peft.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.errors import ArgumentError, GraphError, StateDictError
@@ -24,6 +24,15 @@ from spillgrad.ops.shape import transpose
 from spillgrad.tensor import Tensor
 
 __all__ = ["LoRAConv1D", "LoRALinear", "load_lora_state_dict", "lora", "lora_state_dict", "merge_lora"]
+
+
+class AdapterOptions(NamedTuple):
+    """The options of a layer's adapters, with the names of `lora`."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+
 
 # The prefix of every name in peft's files.
 _PEFT_PREFIX = "base_model.model."
@@ -44,7 +53,8 @@ class LoRALayer(Module):
         vars(self).update(vars(base) | {"_modules": dict(base._modules)})
         outputs, inputs = self._out_in(self.weight).shape
         self.rank = rank
-        self.scaling = (rank if alpha is None else alpha) / rank
+        self.alpha = rank if alpha is None else alpha
+        self.scaling = self.alpha / rank
         self.merged = False
         self.lora_dropout = Dropout(dropout)
         like = {"device": self.weight.device, "dtype": self.weight.dtype}
@@ -84,7 +94,7 @@ class LoRALayer(Module):
         """
         self.merge()
         base = self.base_class.__new__(self.base_class)
-        ours = ("rank", "scaling", "merged")
+        ours = ("rank", "alpha", "scaling", "merged")
         kept = {name: child for name, child in self._modules.items() if not name.startswith("lora_")}
         vars(base).update({name: value for name, value in vars(self).items() if name not in ours}, _modules=kept)
         return base
@@ -276,12 +286,46 @@ def lora(
         raise ArgumentError(f"lora: got rank {rank!r}; wanted an integer from 1 on")
     if not 0 <= dropout < 1:
         raise ArgumentError(f"lora: got dropout {dropout}; wanted a probability from 0 to below 1")
-    if any(True for _ in _layers(model)):
+    _require_plain(model)
+    options = AdapterOptions(rank, rank if alpha is None else alpha, dropout)
+    return _adapted(model, dict.fromkeys(_chosen(model, target), options))
+
+
+def adapt(model: Module, options: Mapping[str, AdapterOptions]) -> Module:
+    """Freeze a model and add adapters to the layers at the given paths, in place; return it, or its replacement.
+
+    Raises ArgumentError, before anything changes, if there is no layer to adapt at a path, or if the model has
+    adapters.
+    """
+    _require_plain(model)
+    found, tied = _adaptable(model)
+    if unknown := options.keys() - found.keys():
+        raise ArgumentError(
+            f"lora: got adapters of {', '.join(sorted(unknown))}; {type(model).__name__} has the layers "
+            f"{', '.join(found)}{_stay(tied)}"
+        )
+    return _adapted(model, options)
+
+
+def adapter_options(model: Module) -> dict[str, AdapterOptions]:
+    """Return the options of each layer with adapters, by path."""
+    return {
+        path: AdapterOptions(layer.rank, layer.alpha, layer.lora_dropout.p) for path, layer in adapted_layers(model)
+    }
+
+
+def _require_plain(model: Module) -> None:
+    if any(True for _ in adapted_layers(model)):
         raise ArgumentError("lora: got a model that has adapters; take them away with merge_lora(model) first")
-    chosen = _chosen(model, target)
+
+
+def _adapted(model: Module, options: Mapping[str, AdapterOptions]) -> Module:
+    """Freeze the model and add adapters to the layers at these paths."""
+    found, _ = _adaptable(model)
     model.requires_grad_(False)
     model.zero_grad()
-    return _replaced(model, {base: layer(base, rank, alpha, dropout) for base, layer in chosen.items()})
+    layers = {base: layer(base, *options[path]) for path, (base, layer) in found.items() if path in options}
+    return _replaced(model, layers)
 
 
 def merge_lora(model: Module) -> Module:
@@ -297,7 +341,7 @@ def merge_lora(model: Module) -> Module:
     Module
         The model, or its replacement if the model itself was adapted; it is still frozen.
     """
-    return _replaced(model, {layer: layer.unloaded() for _, layer in list(_layers(model))})
+    return _replaced(model, {layer: layer.unloaded() for _, layer in list(adapted_layers(model))})
 
 
 def lora_state_dict(model: Module) -> dict[str, Tensor]:
@@ -315,7 +359,7 @@ def lora_state_dict(model: Module) -> dict[str, Tensor]:
     """
     return {
         f"{path}.{name}.weight" if path else f"{name}.weight": getattr(layer, name).weight.detach()
-        for path, layer in _layers(model)
+        for path, layer in adapted_layers(model)
         for name in ("lora_A", "lora_B")
     }
 
@@ -337,7 +381,7 @@ def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
     GraphError
         While a layer is merged.
     """
-    if any(layer.merged for _, layer in _layers(model)):
+    if any(layer.merged for _, layer in adapted_layers(model)):
         raise GraphError("load_lora_state_dict: got a merged model; unmerge() its layers first")
     state = {key.removeprefix(_PEFT_PREFIX): value for key, value in state_dict.items()}
     known = lora_state_dict(model)
@@ -350,12 +394,16 @@ def load_lora_state_dict(model: Module, state_dict: Mapping[str, Any]) -> None:
     model.load_state_dict(state, strict=False)
 
 
-def _layers(model: Module) -> Iterator[tuple[str, LoRALayer]]:
+def adapted_layers(model: Module) -> Iterator[tuple[str, LoRALayer]]:
+    """Yield the layers with adapters, each with its path."""
     return ((path, module) for path, module in model.named_modules() if isinstance(module, LoRALayer))
 
 
-def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, type[LoRALayer]]:
-    """Return the layers to adapt, each with the class of the layer that replaces it."""
+def _adaptable(model: Module) -> tuple[dict[str, tuple[Module, type[LoRALayer]]], list[str]]:
+    """Return the layers that adapters are for, by path, each with the class that replaces it; and paths of tied ones.
+
+    Layers with tied weights stay as they are.
+    """
     uses = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
     found: dict[str, tuple[Module, type[LoRALayer]]] = {}
     tied = []
@@ -366,24 +414,31 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> dict[Module, t
             tied.append(path)
         elif layer is not None:
             found[path] = module, layer
+    return found, tied
+
+
+def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
+    """Return the paths of the layers to adapt."""
+    found, tied = _adaptable(model)
     names = [] if target is None else [target] if isinstance(target, str) else list(target)
     unknown = [name for name in names if not any(_matches(path, name, isinstance(target, str)) for path in found)]
-    if unknown or not found:
-        stay = f", and with tied weights, which stay as they are, {', '.join(tied)}" if tied else ""
-        if not found:
-            raise ArgumentError(
-                f"lora: {type(model).__name__} has no layer that adapters are for{stay}; those are "
-                f"{', '.join(sorted(layer.base_class.__name__ for layer in _LAYERS))}"
-            )
+    if not found:
+        raise ArgumentError(
+            f"lora: {type(model).__name__} has no layer that adapters are for{_stay(tied)}; those are "
+            f"{', '.join(sorted(layer.base_class.__name__ for layer in _LAYERS))}"
+        )
+    if unknown:
         raise ArgumentError(
             f"lora: got target {', '.join(map(repr, unknown))}; {type(model).__name__} has the layers "
-            f"{', '.join(found)}{stay}: name some of the former"
+            f"{', '.join(found)}{_stay(tied)}: name some of the former"
         )
-    wanted = found if target is None else {
-        path: entry for path, entry in found.items()
-        if any(_matches(path, name, isinstance(target, str)) for name in names)
-    }  # fmt: skip
-    return dict(wanted.values())
+    if target is None:
+        return list(found)
+    return [path for path in found if any(_matches(path, name, isinstance(target, str)) for name in names)]
+
+
+def _stay(tied: Sequence[str]) -> str:
+    return f", and with tied weights, which stay as they are, {', '.join(tied)}" if tied else ""
 
 
 def _matches(path: str, name: str, is_pattern: bool) -> bool:

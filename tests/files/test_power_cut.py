@@ -63,8 +63,31 @@ FILE = """
         return saved["step"], bool((saved["w"] == saved["step"]).all())
 """
 
+# What was there and what comes change places in one step.
+EXPORT = """
+    import spillgrad as sg
+    from spillgrad.files import safetensors_io
 
-@pytest.mark.parametrize("functions", [CHECKPOINT, FILE], ids=["checkpoint", "file"])
+    model = sg.nn.lora(sg.nn.Sequential(sg.nn.Linear(400, 300)), rank=64)
+    folder = place + "/adapters"
+
+    def save(step):
+        for parameter in model.parameters():
+            parameter.data.fill_(step)
+        sg.models.to_peft(model, folder, "base")
+
+    def exists():
+        return os.path.exists(folder)
+
+    def load():
+        tensors = safetensors_io.read(safetensors_io.absolute(folder) / "adapter_model.safetensors").values()
+        values = {value for tensor in tensors for value in tensor.tensor().numpy().ravel().tolist()}
+        assert os.path.exists(folder + "/adapter_config.json")
+        return int(min(values)), len(values) == 1
+"""
+
+
+@pytest.mark.parametrize("functions", [CHECKPOINT, FILE, EXPORT], ids=["checkpoint", "file", "export"])
 def test_a_power_cut_at_any_moment_leaves_what_was_saved_last(tmp_path: Path, functions: str):
     ran = Ext4(tmp_path / "disk").run(functions + ROUNDS)
     assert (ran.stderr, ran.returncode) == ("", 0)

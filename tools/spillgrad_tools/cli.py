@@ -109,6 +109,39 @@ def sweep(
 
 
 @app.command()
+@runs("export", status=INTERRUPTED)
+def export(
+    path: Annotated[Path, typer.Argument(
+        metavar="PATH", parser=named_path, help="Folder of a run, of a model as Hugging Face's, or of peft's adapters.",
+    )],
+    to: Annotated[Path, typer.Option(parser=named_path, metavar="PLACE", help="Folder to write, or file NAME.gguf.")],
+    format: Annotated[Literal["safetensors", "peft", "gguf"] | None, typer.Option(
+        help="A whole model for transformers, adapters alone for peft, or a whole model for llama.cpp.",
+        show_default="gguf for NAME.gguf; peft for adapters; else safetensors",
+    )] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add adapters to their base, and write the whole model.")] = (
+        False
+    ),
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "q8_0"] | None, typer.Option(
+        help="Format of the elements; q8_0, eight bits each, is for gguf alone.", show_default="as stored",
+    )] = None,
+    weights: Annotated[Path | None, typer.Option(
+        metavar="PATH", help="The base that adapters are for.", show_default="where the run found it",
+    )] = None,
+    tokenizer: Annotated[Path | None, typer.Option(
+        metavar="FOLDER", help="Whose tokenizer goes along.", show_default="that of the model or its base",
+    )] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is no export, too; never other files.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Write a run's model for other programs: transformers, peft, llama.cpp.
+
+    The files are written beside their place and moved there at the end. The exit status is 130 after Ctrl-C.
+    """
+
+
+@app.command()
 @runs("doctor")
 def doctor(directory: Disk = Path(), as_json: Json = False) -> None:
     """Say what this machine has: processor, RAM, disk, software; what will be slow, why, and what helps."""

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -347,17 +347,9 @@ def _checksums(settings: TrainSettings) -> dict[str, str] | None:
     """Return the checksums of the base weights' files by name, for adapters; None if the run trains the whole model."""
     if settings.weights is None or settings.lora is None:
         return None
-    return pretrained.load(settings.weights, lambda saved, _: _checksums_of({tensor.path for tensor in saved.values()}))
-
-
-def _checksums_of(paths: Set[Path]) -> dict[str, str]:
-    checksums = {}
-    for path in sorted(paths):
-        try:
-            checksums[path.name] = safetensors_io.checksum(path)
-        except OSError as error:
-            raise safetensors_io.damaged(path, safetensors_io.reason(error)) from error
-    return checksums
+    return pretrained.load(
+        settings.weights, lambda saved, _: safetensors_io.checksums({tensor.path for tensor in saved.values()})
+    )
 
 
 def _waited_s(stats: StoreStats) -> float:
