@@ -61,6 +61,11 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
     packed : bool, default True
         Whether a row has several documents.
 
+    Attributes
+    ----------
+    left_out_documents : int
+        How many documents have no token to learn from, or none that fits into the context if they are not packed.
+
     Raises
     ------
     DataError
