@@ -175,6 +175,21 @@ class ChatTokenizer(BPETokenizer):
         except DataError as error:
             raise DataError(f"render: {error}") from error
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text to go on from: with those that the tokenizer puts before texts.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        array
+            Token numbers, int64 of shape (N,).
+        """
+        return np.concatenate([np.array(self._before, np.int64), self.encode(text)])
+
     def mark(self, record: Record) -> MarkedText:
         """Return a record as one text, and which parts of it are learned.
 

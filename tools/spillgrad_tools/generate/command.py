@@ -128,7 +128,8 @@ def _ram_bytes(options: GenerateOptions) -> int:
     if memory is None:
         return sys.maxsize
     # Other programs need some, too.
-    return int(0.9 * min(memory.available_bytes + rss_bytes(), memory.total_bytes))
+    free_bytes: int = min(memory.available_bytes + rss_bytes(), memory.total_bytes)
+    return free_bytes * 9 // 10
 
 
 def _beside_bytes(config: Any, positions: int) -> int:
@@ -140,4 +141,4 @@ def _beside_bytes(config: Any, positions: int) -> int:
         widest = max(config.intermediate_size, config.num_attention_heads * config.head_width)
     # Room for twice as many positions is made ahead, and a layer's is copied when it grows.
     caches = 4 * 2 * kept * 2 * positions * (layers + 1)
-    return _WORKING_BYTES + caches + 4 * _STATES * widest * positions + 3 * 8 * config.vocab_size
+    return int(_WORKING_BYTES + caches + 4 * _STATES * widest * positions + 3 * 8 * config.vocab_size)
