@@ -81,7 +81,7 @@ class LanguageModel(Module):
 
     def forward(
         self, idx: Tensor | np.ndarray, targets: Tensor | np.ndarray | None = None,
-        starts: Tensor | np.ndarray | None = None,
+        starts: Tensor | np.ndarray | None = None, cache: KeyValueCache | None = None,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
         """Return the logits of each next token, or the loss.
 
@@ -96,11 +96,14 @@ class LanguageModel(Module):
         starts : Tensor or array, optional
             For each token, the place of the first token of its document, int64 of shape (B, T); by default, a row is
             one document. Tokens see those of their document alone, and count positions from its first one.
+        cache : KeyValueCache, optional
+            Keys and values of former positions, which `idx` continues; those of `idx` are added to it.
 
         Returns
         -------
         Tensor or None
-            Logits of shape (B, T, vocab_size); None with `targets`.
+            Logits of shape (B, T, vocab_size), or, with `cache`, of the last position alone, (B, 1, vocab_size); None
+            with `targets`.
         Tensor or None
             Mean cross-entropy, a tensor of no dimensions; None without `targets`.
 
@@ -115,9 +118,9 @@ class LanguageModel(Module):
         if starts is not None:
             places = np.asarray(creation.as_tensor(starts).numpy(force=True))
             require_starts(type(self).__name__, places, tuple(idx.shape))
-        hidden = self.hidden_states(idx, places)
+        hidden = self.hidden_states(idx, places, cache)
         if targets is None:
-            return self._logits(hidden), None
+            return self._logits(hidden if cache is None else hidden[:, -1:]), None
         return None, self._loss(hidden, self._placed(targets))
 
     def stream(
@@ -198,10 +201,9 @@ class LanguageModel(Module):
             module.training = False
         try:
             with no_grad():
-                shown = self._tokens(tokens[:, -self.config.context :][:, cache.length :])
-                hidden = self.hidden_states(shown, cache=cache)
-                logits = self._logits(hidden[:, -1])
-                return np.asarray(logits.numpy(force=True).astype(np.float64))
+                shown = tokens[:, -self.config.context :][:, cache.length :]
+                logits, _ = self(shown, cache=cache)
+                return np.asarray(logits[:, -1].numpy(force=True).astype(np.float64))
         finally:
             for module in training:
                 module.training = True
