@@ -35,7 +35,7 @@ _current: ContextVar[_Spans | None] = ContextVar("answers", default=None)
 class _GenerationTag(jinja2.ext.Extension):
     """The tag `{% generation %} … {% endgeneration %}` around what the assistant says."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -114,15 +114,14 @@ class ChatTemplate:
 
     def _span(self, messages: Sequence[dict[str, Any]], number: int, text: str) -> Span:
         """Return the span of an answer: what the messages up to it add to those before it and the prompt for it."""
-        prompt = self.render(messages[:number], True)
-        until = text if number == len(messages) - 1 else self.render(messages[: number + 1], False)
+        try:
+            prompt = self.render(messages[:number], True)
+            until = text if number == len(messages) - 1 else self.render(messages[: number + 1], False)
+        except DataError as error:  # though it takes the whole
+            raise _not_found(number) from error
         end = self._end_of_turn(text, until, len(prompt))
         if end is None or not text.startswith(prompt):
-            raise DataError(
-                f"got a chat template that writes message {number + 1} differently once others follow, so that the "
-                "answers cannot be found in its text; wanted {% generation %} and {% endgeneration %} around them in "
-                'the template, or "prompt" and "completion"'
-            )
+            raise _not_found(number)
         return len(prompt), end
 
     def _end_of_turn(self, text: str, until: str, start: int) -> int | None:
@@ -135,6 +134,14 @@ class ChatTemplate:
         if tokens and self._only_control.fullmatch(until, tokens[-1].end()):
             return tokens[-1].end()
         return agreed if start <= agreed == len(until) else None
+
+
+def _not_found(number: int) -> DataError:
+    return DataError(
+        f"got a chat template that writes message {number + 1} differently where others follow, so that answers cannot "
+        "be found in its text; wanted {% generation %} and {% endgeneration %} around them in the template, or "
+        '"prompt" and "completion"'
+    )
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -175,14 +175,56 @@ class ChatTokenizer(BPETokenizer):
         except DataError as error:
             raise DataError(f"render: {error}") from error
 
+    def encode_prompt(self, text: str) -> np.ndarray:
+        """Return the tokens of a text to go on from: with those that the tokenizer puts before texts.
+
+        Parameters
+        ----------
+        text : str
+            The text.
+
+        Returns
+        -------
+        array
+            Token numbers, int64 of shape (N,).
+        """
+        return np.concatenate([np.array(self._before, np.int64), self.encode(text)])
+
     def mark(self, record: Record) -> MarkedText:
-        """Return a record as one text, and which parts of it are learned. Raises DataError for what cannot be."""
+        """Return a record as one text, and which parts of it are learned.
+
+        Parameters
+        ----------
+        record : Record
+            The record.
+
+        Returns
+        -------
+        MarkedText
+            What `encode_marked` takes.
+
+        Raises
+        ------
+        DataError
+            For messages that the chat template refuses, or without one; the message has no "who".
+        """
         if record.messages is not None:
             return MarkedText(*self._chat().render_with_answers(record.messages), is_whole=True)
         return marked_text(record)
 
     def encode_marked(self, texts: Sequence[MarkedText]) -> Iterator[Tokens]:
-        """Yield the tokens of texts, and which of them are learned."""
+        """Yield the tokens of texts, and which of them are learned.
+
+        Parameters
+        ----------
+        texts : sequence of MarkedText
+            What `mark` returns.
+
+        Yields
+        ------
+        Tokens
+            The tokens of a text, its first and last ones included.
+        """
         plain = all(text.learned is None for text in texts)
         # Without offsets, where none is needed, it is quicker.
         encode = self.tokenizer.encode_batch_fast if plain else self.tokenizer.encode_batch

@@ -11,7 +11,6 @@ from spillgrad.data.packing import Packing
 from spillgrad.errors import DataError
 
 NOT_LEARNED = -100  # the target that PyTorch's cross_entropy ignores by default
-_CHUNK_TOKENS = 2**24  # bounds the memory of a search through all tokens
 
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -32,7 +31,7 @@ class _Order(NamedTuple):
 
 
 class DocumentDataset(EpochBatches[_Order, Batch]):
-    """Make batches of documents for training a language model: inputs x, targets y, and where documents start.
+    r"""Make batches of documents for training a language model: inputs x, targets y, and where documents start.
 
     An epoch covers all documents that are not held out, in random order. A document longer than the context is cut
     into pieces, which are documents of their own. Rows are packed with whole pieces, by best fit decreasing; or each
@@ -62,6 +61,11 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
     packed : bool, default True
         Whether a row has several documents.
 
+    Attributes
+    ----------
+    left_out_documents : int
+        How many documents have no token to learn from, or none that fits into the context if they are not packed.
+
     Raises
     ------
     DataError
@@ -81,7 +85,7 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
     >>> dataset = sg.data.DocumentDataset(documents, context=6, batch=1, seed=0, held_out=held_out)
     >>> x, y, starts = next(dataset.train_batches())
     >>> bytes(x[0].tolist()), y[0].tolist()
-    (b'abcxy\\x00', [98, 99, 100, -100, 122, -100])
+    (b'abcxy\x00', [98, 99, 100, -100, 122, -100])
     >>> starts[0].tolist()
     [0, 0, 0, 3, 3, 5]
     """
@@ -211,20 +215,12 @@ def _pieces(documents: Documents, context: int, packed: bool) -> tuple[_Pieces, 
 
 def _learned_lengths(counted: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return how long each piece is up to its last target that counts; 0 without one."""
-    if counted.all():
-        return lengths
-    learned = np.zeros_like(lengths)
-    first = 0
-    while first < len(starts):
-        stop = max(int(np.searchsorted(starts, starts[first] + _CHUNK_TOKENS)), first + 1)
-        begin, end = int(starts[first]), int(starts[stop - 1] + lengths[stop - 1]) + 1
-        targets = begin + np.flatnonzero(counted[begin:end])
-        # The piece that starts before a target; it starts later than the document whose first token is no target.
-        pieces = np.searchsorted(starts[first:stop], targets) - 1 + first
-        distances = targets - starts[pieces]
-        mine = (pieces >= first) & (distances <= lengths[pieces])
-        learned[pieces[mine]] = distances[mine]  # targets rise, so the last one stays
-        first = stop
+    run_ends = np.flatnonzero(counted[:-1] > counted[1:])
+    last = starts + lengths
+    missed = np.flatnonzero(~counted[last])
+    runs = np.searchsorted(run_ends, last[missed]) - 1
+    last[missed] = np.where(runs >= 0, run_ends[runs], -1) if len(run_ends) else -1
+    learned: np.ndarray = np.maximum(last - starts, 0)
     return learned
 
 

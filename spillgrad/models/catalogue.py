@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from spillgrad.errors import ArgumentError, UnknownModelError
@@ -164,8 +165,8 @@ def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
     CheckpointError
         For a damaged file, weights that do not fit the config, and a model of another kind.
     """
-    kind, _, _ = _read(path)
-    return kind.from_safetensors(path)  # type: ignore[no-any-return]
+    layout, _, _ = _read(path)
+    return pretrained.model_of(layout, path)  # type: ignore[no-any-return]
 
 
 def config_of(path: str | os.PathLike[str]) -> Config:
@@ -188,15 +189,22 @@ def config_of(path: str | os.PathLike[str]) -> Config:
     CheckpointError
         For a damaged file, and a model of another kind.
     """
-    kind, saved, description = _read(path)
-    return kind.config_of(saved, description, path)  # type: ignore[no-any-return]
+    layout, saved, description = _read(path)
+    return layout.config_of(saved, description, path)  # type: ignore[no-any-return]
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[Any, pretrained.Weights, dict[str, Any] | None]:
-    saved, description = pretrained.read(path)
+def layout_of(description: Mapping[str, Any] | None) -> pretrained.Layout:
+    """Return how files hold the model that a ``config.json`` describes. Raises CheckpointError for unknown models."""
     if description is not None:
-        pretrained.require(description, {"model_type": tuple(_KINDS)})
-    return _KINDS[(description or {}).get("model_type", "gpt2")], saved, description
+        pretrained.require(description, {"model_type": tuple(_LAYOUTS)})
+    return _LAYOUTS[(description or {}).get("model_type", "gpt2")]
 
 
-_KINDS = {"gpt2": gpt, **dict.fromkeys(FAMILIES, decoder)}
+def _read(
+    path: str | os.PathLike[str],
+) -> tuple[pretrained.Layout, pretrained.Weights, dict[str, Any] | None]:
+    saved, description = pretrained.read(path)
+    return layout_of(description), saved, description
+
+
+_LAYOUTS = {"gpt2": gpt.LAYOUT, **dict.fromkeys(FAMILIES, decoder.LAYOUT)}

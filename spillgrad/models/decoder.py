@@ -276,10 +276,8 @@ def from_safetensors(
     Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
     another model; the message then lists all differences.
     """
-    return pretrained.model_of(
-        Decoder, path, config, model, own_weights=_own_weights, config_of=config_of, layers="num_hidden_layers",
-        embedding="model.embed_tokens.weight",
-    )  # fmt: skip
+    made: Decoder = pretrained.model_of(LAYOUT, path, config, model)
+    return made
 
 
 def config_of(
@@ -297,3 +295,6 @@ def _own_weights(saved: pretrained.Weights) -> pretrained.Weights:
         for name, tensor in saved.items()
         if not name.endswith("rotary_emb.inv_freq")
     }
+
+
+LAYOUT = pretrained.Layout(Decoder, _own_weights, config_of, "num_hidden_layers", "model.embed_tokens.weight")

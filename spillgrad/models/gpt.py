@@ -276,10 +276,8 @@ def from_safetensors(path: str | os.PathLike[str], config: GPTConfig | None = No
     Raises MissingFileError if a file does not exist. Raises CheckpointError for a damaged file, and for weights of
     another model; the message then lists all differences.
     """
-    return pretrained.model_of(
-        GPT, path, config, model, own_weights=_own_weights, config_of=config_of, layers="n_layer",
-        embedding="transformer.wte.weight",
-    )  # fmt: skip
+    made: GPT = pretrained.model_of(LAYOUT, path, config, model)
+    return made
 
 
 def config_of(
@@ -322,3 +320,6 @@ def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -
 
 
 _HEAD_WIDTH = 64
+
+
+LAYOUT = pretrained.Layout(GPT, _own_weights, config_of, "n_layer", "transformer.wte.weight")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spillgrad.errors import CheckpointError, MissingFileError, StateDictError
 from spillgrad.files import safetensors_io
@@ -11,10 +11,8 @@ from spillgrad.files.checkpoint import load_into, require_state
 from spillgrad.files.checkpoint_directory import CONFIG, POINTER, of_current
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.nn import init
-from spillgrad.nn.module import Module
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Module)
 Weights = dict[str, StoredTensor]
 
 
@@ -38,35 +36,51 @@ def load(path: str | os.PathLike[str], make: Callable[[Weights, dict[str, Any] |
     return make(*_read(file, file.with_name(CONFIG).is_file()))
 
 
-def model_of(
-    kind: Callable[[Any], M], path: str | os.PathLike[str], config: Any, model: M | None, *,
-    own_weights: Callable[[Weights], Weights], config_of: Callable[..., Any], layers: str, embedding: str,
-) -> M:  # fmt: skip
+class Layout(NamedTuple):
+    """How Hugging Face's files hold a kind of model."""
+
+    kind: Callable[[Any], Any]
+    """The class, called with a config."""
+    own_weights: Callable[[Weights], Weights]
+    """Renames saved weights to the model's names."""
+    config_of: Callable[..., Any]
+    """From weights, the content of a ``config.json`` or None, and the path: the config."""
+    layers: str
+    """The config's field for the number of layers."""
+    embedding: str
+    """The path of the token embedding, which the output layer may share."""
+
+
+def model_of(layout: Layout, path: str | os.PathLike[str], config: Any = None, model: Any = None) -> Any:
     """Read the weights at a path, one by one, into `model` or a new model; return the model in evaluation mode.
 
-    A new model is `kind(config)`. `own_weights` renames saved weights to the model's names. `layers` is the config's
-    field for the number of layers. `embedding` is the path of the token embedding, which the output layer may share.
-    Raises the errors of `load`. Raises CheckpointError, before anything changes, that lists every tensor that is
-    missing, unexpected or of another shape.
+    Raises the errors of `load` and of `filled`.
     """
+    return load(path, lambda saved, description: filled(layout, saved, description, path, config, model))
 
-    def make(saved: Weights, description: dict[str, Any] | None) -> M:
-        saved = own_weights(saved)
-        made: Any = model
-        if made is None:
-            sizes = config or config_of(saved, description, path)
-            require_layers(getattr(sizes, layers), saved, path)
-            with init.skipped():
-                made = kind(sizes)
-        if made.lm_head.weight is made.get_parameter(embedding):
-            saved = _without_tied_head(saved, embedding, path)
-        try:
-            load_into(made, saved, strict=True)
-        except StateDictError as error:
-            raise CheckpointError(f"from_safetensors: {path} is of another model: {error}") from error
-        return made.eval()  # type: ignore[no-any-return]
 
-    return load(path, make)
+def filled(
+    layout: Layout, saved: Weights, description: Mapping[str, Any] | None, path: str | os.PathLike[str],
+    config: Any = None, model: Any = None,
+) -> Any:  # fmt: skip
+    """Copy weights, one by one, into `model` or a new model of a config; return the model in evaluation mode.
+
+    Raises CheckpointError, before anything changes, that lists every tensor that is missing, unexpected or of another
+    shape.
+    """
+    saved = layout.own_weights(saved)
+    if model is None:
+        sizes = config or layout.config_of(saved, description, path)
+        require_layers(getattr(sizes, layout.layers), saved, path)
+        with init.skipped():
+            model = layout.kind(sizes)
+    if model.lm_head.weight is model.get_parameter(layout.embedding):
+        saved = _without_tied_head(saved, layout.embedding, path)
+    try:
+        load_into(model, saved, strict=True)
+    except StateDictError as error:
+        raise CheckpointError(f"from_safetensors: {path} is of another model: {error}") from error
+    return model.eval()
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Weights, dict[str, Any] | None]:

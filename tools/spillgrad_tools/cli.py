@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from spillgrad_tools.bench import options as bench_options
+from spillgrad_tools.generate.options import GenerateOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
 from spillgrad_tools.launch.failure import one_of_several
 from spillgrad_tools.launch.options import LaunchOptions
@@ -58,6 +59,15 @@ def train() -> None:
 
     Ctrl-C, SIGTERM or SIGUSR1 finishes the step, saves a checkpoint for --resume and removes the spill files.
     After a kill, --resume goes on from the last checkpoint saved, to the same losses.
+    """
+
+
+@app.command()
+@runs("generate.command", GenerateOptions, status=INTERRUPTED)
+def generate() -> None:
+    """Write text with a model: answer a question, or go on from a text. Each piece is printed as it comes.
+
+    The weights are in RAM, or on disk where they do not fit; then each token reads them.
     """
 
 

@@ -90,6 +90,10 @@ class TrainingData:
         """The memory of the data in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
+    def mask_bytes(self, settings: TrainSettings) -> int:
+        """Return the memory of a batch's mask: which tokens of a row see each other."""
+        return settings.batch * settings.context**2 if isinstance(self.content, sg.data.Documents) else 0
+
     @property
     def unit(self) -> str:
         """What losses are of."""
@@ -107,11 +111,11 @@ class TrainingData:
         if isinstance(self.content, sg.data.Documents):
             assert not isinstance(self.held_out, np.ndarray)
             return Batches(sg.data.DocumentDataset(self.content, *size, held_out=self.held_out, packed=settings.packed))
-        kind = sg.data.ByteDataset if self.tokenizer is None else sg.data.TokenDataset
-        made = kind(self.content.tobytes() if self.tokenizer is None else self.content, *size)  # type: ignore[arg-type]
-        if self.held_out is None:
-            return Batches(made)
-        raise ArgumentError("train: got --eval-data for a text; leave it out, and the end of the text is held out")
+        if self.held_out is not None:
+            raise ArgumentError("train: got --eval-data for a text; leave it out, and the end of the text is held out")
+        if self.tokenizer is None:
+            return Batches(sg.data.ByteDataset(self.content.tobytes(), *size))
+        return Batches(sg.data.TokenDataset(self.content, *size))
 
     def require_tokens_of(self, vocab_size: int) -> None:
         """Raise ArgumentError if a token is none of a model's, which has so many."""

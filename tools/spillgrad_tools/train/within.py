@@ -41,7 +41,8 @@ def within(
     ram_bytes, what = _ram(options)
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
     model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
-    beside_bytes = data.nbytes if data.nbytes > _NOTICED_SHARE * ram_bytes else 0
+    beside_bytes = data.nbytes + data.mask_bytes(settings)
+    beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram_bytes else 0
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
         found = _call(
             _plan, model, settings, ram_bytes - beside_bytes, place,
