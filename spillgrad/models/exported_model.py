@@ -14,6 +14,7 @@ from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError
 from spillgrad.files import checkpoint_directory, safetensors_io
 from spillgrad.files.checkpoint import dataclass_of, require_state
 from spillgrad.files.checkpoint_directory import MODEL, POINTER
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.generator import GeneratorState, default_generator
 from spillgrad.models import catalogue, peft_folder, pretrained
 from spillgrad.models.adapters import Adapter, ConvertedTensor, Stored, paired
@@ -162,7 +163,9 @@ def _joined(
     if base.adapters:
         raise CheckpointError(f"export: the base {base.path} has adapters itself; merge them into a folder first")
     places = (root, *base.tokenizers) if tokenizers is None else tokenizers
-    return ExportedModel(root, base.tensors, base.description, adapters, changed, base.path, dropout, places)
+    # A base that is another run's checkpoint is in a folder of that, where other libraries find it.
+    folder = next((each.path.parent for each in base.tensors.values() if isinstance(each, StoredTensor)), base.path)
+    return ExportedModel(root, base.tensors, base.description, adapters, changed, folder, dropout, places)
 
 
 def _of_checkpoint(
@@ -187,7 +190,7 @@ def _of_checkpoint(
     settings = state["extra"].get("settings")
     settings = settings if isinstance(settings, dict) else {}
     place = weights or settings.get("weights")
-    tokenizers = _tokenizers(root, settings, place)
+    tokenizers = _tokenizers(root, settings, weights)
     if not state.get("trainable_only"):
         if weights is not None and not adapters:
             raise ArgumentError(f"export: {root} holds the whole model, so it needs no other weights than its own")
@@ -245,7 +248,7 @@ def _alphas(root: Path, state: dict[str, Any], has_adapters: bool) -> tuple[dict
 
 def _require_base(root: Path, base: ExportedModel, checksums: Mapping[str, Any]) -> None:
     """Raise CheckpointError unless the files of the base have the checksums that a run has noted."""
-    files = {tensor.path for tensor in base.tensors.values() if isinstance(tensor, safetensors_io.StoredTensor)}
+    files = {tensor.path for tensor in base.tensors.values() if isinstance(tensor, StoredTensor)}
     if safetensors_io.checksums(files) != checksums:
         raise CheckpointError(
             f"export: {root} holds adapters of other weights than those at {base.path}; name theirs with weights"

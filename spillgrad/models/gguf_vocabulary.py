@@ -145,5 +145,5 @@ def _add_bytes(writer: Any) -> None:
     writer.add_add_bos_token(False)
 
 
-# The format has no empty lists. This merge of two zero bytes makes no token, and llama.cpp takes the bytes again.
+# The package writes no empty lists. This is a merge of two zero bytes, which texts do not have.
 _NO_MERGE = "Ā Ā"

@@ -121,7 +121,7 @@ def targets(kind: str) -> list[str]:
 PEFT = {
     "plain": {"r": 4, "lora_alpha": 8},
     "patterns": {
-        "r": 4, "lora_alpha": 8, "rank_pattern": {r"(h|layers)\.0\..*": 2}, "alpha_pattern": {"(c_fc|up_proj)": 5},
+        "r": 4, "lora_alpha": 8, "rank_pattern": {r"(h|layers)\.0\..*": 2}, "alpha_pattern": {".*up_proj|c_fc": 5},
     },
     "rank-stabilized": {"r": 4, "lora_alpha": 8, "use_rslora": True, "lora_dropout": 0.1},
 }  # fmt: skip

@@ -245,6 +245,15 @@ def test_the_base_must_be_the_one_that_the_run_trained_beside(tmp_path: Path, ba
         sg.models.export(run, tmp_path / "merged", weights=tmp_path / "other", merge=True)
 
 
+def test_a_base_that_another_run_saved_is_found_in_its_folder(tmp_path: Path):
+    train(tmp_path / "first", lora=None)
+    model = train(tmp_path / "second", weights=str(tmp_path / "first")).model
+    exported = sg.models.export(tmp_path / "second", tmp_path / "adapters")
+    config = json.loads((exported / "adapter_config.json").read_text())
+    assert Path(config["base_model_name_or_path"]).parent == tmp_path / "first"
+    np.testing.assert_array_equal(logits(sg.models.from_peft(exported)), logits(model))
+
+
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, run: Path):
     (file,) = run.glob("step-*/model.safetensors")
     content = bytearray(file.read_bytes())
@@ -254,17 +263,32 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, run: Path):
         sg.models.export(run, tmp_path / "merged", merge=True)
 
 
-def test_the_files_of_the_tokenizer_go_along(tmp_path: Path, base: Path, run: Path):
+def test_the_files_of_the_tokenizer_go_along(tmp_path: Path, base: Path):
     names = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "generation_config.json"]
     for name in (*names, "README.md"):
         (base / name).write_text(f'{{"of": "{name}"}}')
-    for options in ({}, {"dtype": "bfloat16"}):
-        merged = sg.models.export(run, tmp_path / "merged", merge=True, **options)
+    run = tmp_path / "run"
+    train(run, weights=str(base), tokenizer=str(base / "tokenizer.json"))
+    sg.models.to_peft(random_adapters(sg.models.from_safetensors(base), rank=2), tmp_path / "adapters", base)
+    for path in (run, tmp_path / "adapters", run):
+        merged = sg.models.export(path, tmp_path / "merged", merge=True)
         assert sorted(path.name for path in merged.iterdir()) == sorted([*names, "config.json", "model.safetensors"])
         assert all((merged / name).read_text() == (base / name).read_text() for name in names)
+    base.rename(tmp_path / "moved")
+    exported = sg.models.export(run, tmp_path / "merged", merge=True, weights=tmp_path / "moved")
+    assert (exported / "tokenizer.json").is_file()
     (tmp_path / "empty").mkdir()
     with pytest.raises(ArgumentError, match="has no file of a tokenizer"):
-        sg.models.export(run, tmp_path / "merged", merge=True, tokenizer=tmp_path / "empty")
+        sg.models.export(run, exported, merge=True, weights=tmp_path / "moved", tokenizer=tmp_path / "empty")
+
+
+def test_a_run_on_bytes_takes_no_tokenizer_along_and_a_lost_one_is_a_warning(tmp_path: Path, base: Path, run: Path):
+    (base / "tokenizer.json").write_text("{}")
+    merged = sg.models.export(run, tmp_path / "merged", merge=True)
+    assert not (merged / "tokenizer.json").exists()
+    train(run, weights=str(base), tokenizer=str(tmp_path / "lost"))
+    with pytest.warns(UserWarning, match="the tokenizer of .* is not in .*lost; none goes along"):
+        sg.models.export(run, tmp_path / "merged", merge=True)
 
 
 def test_a_large_model_is_in_several_files(tmp_path: Path, base: Path):

@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama-biased": {**SIZES, "model_type": "llama", "attention_bias": True, "rope_scaling": {
         "rope_type": "linear", "factor": 2.0,
     }},
-    "mistral": {**SIZES, "model_type": "mistral"},
+    "mistral": {**SIZES, "model_type": "mistral", "sliding_window": None},
     "qwen2": {**SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {**SIZES, "model_type": "qwen3", "rope_scaling": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
