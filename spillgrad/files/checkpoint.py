@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from spillgrad.data.data_loader import DataLoader
 from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.errors import (
@@ -377,7 +379,7 @@ def load_into(model: Module, saved: Mapping[str, Any], strict: bool) -> dict[str
     StateDictError before anything changes; the error lists all keys that do not fit.
     """
     own = model.state_dict(keep_vars=True)
-    values = [name for name, value in saved.items() if not isinstance(value, StoredTensor) and name in own]
+    values = [name for name, value in saved.items() if not isinstance(value, StoredTensor | np.ndarray) and name in own]
     if wrong := [name for name in values if isinstance(own[name], Tensor)]:
         raise StateDictError(f"got no tensors for {', '.join(wrong)}; give the state of the same model")
     given = {id(own[name]): value for name, value in saved.items() if name in own and isinstance(own[name], Tensor)}

@@ -9,6 +9,8 @@ import numpy as np
 from spillgrad.dtypes import DType, float16, is_floating_point
 from spillgrad.errors import CheckpointError
 from spillgrad.files.safetensors_io import StoredTensor
+from spillgrad.nn.lora import AdapterOptions, adapt, load_lora_state_dict
+from spillgrad.nn.module import Module
 
 # Sums and conversions take memory for so many elements at once, beside the tensor and its result.
 _ELEMENTS_AT_ONCE = 1 << 22
@@ -58,6 +60,13 @@ def paired(
             )
         found[path] = Adapter(a, b, alpha, is_transposed)
     return found
+
+
+def attach(model: Module, adapters: Mapping[str, Adapter], dropout: float = 0.0) -> None:
+    """Freeze a model and give it adapters, in place. Raises ArgumentError for those of a layer that it lacks."""
+    adapt(model, {path: AdapterOptions(each.rank, each.alpha, dropout) for path, each in adapters.items()})
+    parts = ((path, part, stored) for path, each in adapters.items() for part, stored in (("A", each.a), ("B", each.b)))
+    load_lora_state_dict(model, {f"{path}.lora_{part}.weight": stored for path, part, stored in parts})
 
 
 class ConvertedTensor:

@@ -11,11 +11,11 @@ from spillgrad.files import safetensors_io
 from spillgrad.files.checkpoint_directory import CONFIG, MODEL
 from spillgrad.files.replacement import copy, replacing
 from spillgrad.models import gguf_file, peft_folder
-from spillgrad.models.adapters import Adapter, ConvertedTensor
+from spillgrad.models.adapters import Adapter, ConvertedTensor, attach
 from spillgrad.models.catalogue import from_safetensors
 from spillgrad.models.exported_model import TOKENIZER_FILES, ExportedModel, folder_of, with_model
 from spillgrad.models.language_model import LanguageModel
-from spillgrad.nn.lora import AdapterOptions, LoRAConv1D, adapt, adapted_layers, load_lora_state_dict
+from spillgrad.nn.lora import LoRAConv1D, adapted_layers
 from spillgrad.nn.module import Module
 from spillgrad.release import __version__
 from spillgrad.storage.sizes import parse_bytes
@@ -166,10 +166,7 @@ def from_peft(
                 f"from_peft: {root} has adapters for a weight of shape {adapter.weight_shape}, and {path} has "
                 f"{tuple(weight.shape)}; give the base that they are for"
             )
-    dropout = config.get("lora_dropout") or 0.0
-    adapt(model, {path: AdapterOptions(each.rank, each.alpha, dropout) for path, each in adapters.items()})
-    parts = ((path, part, stored) for path, each in adapters.items() for part, stored in (("A", each.a), ("B", each.b)))
-    load_lora_state_dict(model, {f"{path}.lora_{part}.weight": stored for path, part, stored in parts})
+    attach(model, adapters, config.get("lora_dropout") or 0.0)
     return model.eval()
 
 

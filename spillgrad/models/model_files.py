@@ -5,15 +5,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import CheckpointError
 from spillgrad.files import safetensors_io
 from spillgrad.files.checkpoint import load_into
 from spillgrad.models import pretrained
+from spillgrad.models.adapters import attach
 from spillgrad.models.catalogue import Config, layout_of
 from spillgrad.models.exported_model import ExportedModel, with_model
 from spillgrad.models.language_model import LanguageModel
-from spillgrad.nn.lora import AdapterOptions, adapt, load_lora_state_dict, merge_lora
+from spillgrad.nn.lora import merge_lora
 
 _GENERATION = "generation_config.json"
 
@@ -122,13 +122,8 @@ def _merged(found: ExportedModel) -> LanguageModel:
     if not found.adapters:
         return model
     load_into(model, dict(found.changed), strict=False)
-    adapt(model, {path: AdapterOptions(each.rank, each.alpha) for path, each in found.adapters.items()})
-    parts = (
-        (path, part, stored) for path, each in found.adapters.items() for part, stored in (("A", each.a), ("B", each.b))
-    )
-    with no_grad():
-        load_lora_state_dict(model, {f"{path}.lora_{part}.weight": stored for path, part, stored in parts})
-        merge_lora(model)
+    attach(model, found.adapters)
+    merge_lora(model)
     return model.eval()
 
 

@@ -184,10 +184,10 @@ def _save(tensor: sg.Tensor, path: Path) -> None:
 def saved_bytes(settings: TrainSettings, text: bytes, directory: Path) -> int:
     """Return the bytes that one training step saves for backward; each storage counts once."""
     training = Training(settings, text)
-    x, y = next(training.data.train_batches(0))
+    batch = next(training.data.train_batches(0))
     spill = sg.save_on_disk(directory, ram_budget="1TiB")
     with spill:
-        _, loss = training.model(x, y)
+        _, loss = training.model(*batch)
     found = spill.stats().live_bytes
     del loss
     return found
