@@ -120,10 +120,10 @@ def _run(
             offload = _offload(options, out, journal)
             ranks.share_clock()
             training = Training(settings, data, options.resume, offload, options.device, ranks)
-        show_line(console, _begin_spilling(training, options, out, journal))
         say = functools.partial(show_line, console)
-        saves = Saves(training, out, options.save_every, say)
         metrics = Metrics(options.log_dir if ranks.is_first else None, training.first_step, say)
+        show_line(console, _begin_spilling(training, options, out, journal))
+        saves = Saves(training, out, options.save_every, say)
         evaluations = Evaluations(training, out, options.keep_best, metrics, say)
     except BaseException:
         journal.unlink(missing_ok=True)  # the run never began

@@ -295,7 +295,8 @@ class Training:
                 norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip).item()
             self.optimizer.step()
             if self.offload is not None:
-                norm = self.offload.grad_norm
+                found = self.offload.grad_norm
+                norm = None if found is None else sg.tensor(found).item()  # float32, as in RAM
         lr = self.optimizer.param_groups[0]["lr"]
         self.schedule.step()
         self.step += 1
