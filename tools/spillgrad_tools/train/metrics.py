@@ -72,7 +72,7 @@ class Metrics:
         known = {name: None if value is None or not math.isfinite(value) else value for name, value in numbers.items()}
         self._lines.append(json.dumps(known).encode() + b"\n")
         if self._events is not None:
-            self._events.append(known["step"], {
+            self._events.append(numbers["step"], {
                 f"{what}/{name}": value for name, value in known.items() if name != "step" and value is not None
             })  # fmt: skip
 
