@@ -111,6 +111,7 @@ LATE_IMPORTS = {
     "spillgrad.data.bpe": "only byte-pair tokens need tokenizers, which may not be installed",
     "spillgrad.storage.codecs": "`import spillgrad` must not wait for zstd, which only codec='lossless' needs",
     "spillgrad.storage.encryption": "only encrypt=True needs cryptography, which may not be installed",
+    "spillgrad_tools.train.metrics": "only TensorBoard's files need tensorboardX, which may not be installed",
     "spillgrad_tools.report.page": "only a page needs plotly and Jinja2, which may not be installed",
     "spillgrad.storage.journal.late_events": "`import spillgrad` must not wait for msgspec, which only stores need",
     "spillgrad.storage.disk.hdf5": "`import spillgrad` must not wait for HDF5, which only spilling needs",

@@ -23,7 +23,7 @@ PACKAGES = {
 # Imported for the optional extras, such as `cuda`, `torch` and `report`.
 OPTIONAL = {
     "cryptography", "tokenizers", "torch", "paddle", "transformers", "lightning", "cuda", "plotly", "jinja2", "einops",
-    "gguf", "opt_einsum", "pyarrow",
+    "gguf", "opt_einsum", "pyarrow", "tensorboardX",
 }  # fmt: skip
 # Imported with Numba, which pins it to the one release it works with.
 COMES_WITH_NUMBA = {"llvmlite"}

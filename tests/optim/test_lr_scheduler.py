@@ -16,6 +16,7 @@ from spillgrad.optim.lr_scheduler import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
+    LinearWithWarmup,
     MultiStepLR,
     ReduceLROnPlateau,
     SequentialLR,
@@ -48,6 +49,8 @@ SCHEDULES = [
     ),
     (lambda o: CosineWithWarmup(o, 0, 2, 0.0), [2.0, 1.0, 0.0, 0.0]),
     (lambda o: CosineWithWarmup(o, 2, 2, 0.5), [2 / 3, 4 / 3, 2.0]),
+    (lambda o: LinearWithWarmup(o, 1, 5, 0.5), [1.0, 2.0, 1.75, 1.5, 1.25, 1.0, 1.0]),
+    (lambda o: LinearWithWarmup(o, 1, 5, 1.0), [1.0, 2.0, 2.0, 2.0]),
 ]
 
 

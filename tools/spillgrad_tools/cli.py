@@ -18,7 +18,7 @@ from spillgrad_tools.launch.failure import one_of_several
 from spillgrad_tools.launch.options import LaunchOptions
 from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, close_output, named_path, runs
 from spillgrad_tools.plain_warnings import warnings_for_users
-from spillgrad_tools.train.options import PlanOptions, TrainOptions, TrainSettings
+from spillgrad_tools.train.options import PANELS, PlanOptions, TrainOptions, TrainSettings
 
 BAD_INPUT = 2
 # The characters of an error's line: an error may contain a few paths.
@@ -53,7 +53,7 @@ def _global_options(
 
 
 @app.command()
-@runs("train.command", TrainOptions, TrainSettings, ("data", "model", "weights", "ram", "ram_budget"), INTERRUPTED)
+@runs("train.command", TrainOptions, TrainSettings, PANELS, INTERRUPTED)
 def train() -> None:
     """Train a language model of bytes under a RAM budget for saved tensors, or, with --offload, for all it needs.
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -45,23 +45,24 @@ Context = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens in a sequ
 
 
 def runs(
-    module: str, record: type | None = None, settings: type | None = None, first: Sequence[str] = (),
-    status: int = WRONG,
+    module: str, record: type | None = None, settings: type | None = None,
+    panels: Mapping[str, Sequence[str]] | None = None, status: int = WRONG,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:  # fmt: skip
     """Return a decorator that turns a function without a body into a command; the command calls `run` of `module`.
 
     Without `record`, `run` gets the function's parameters. With `record`, a dataclass, `run` gets one object of it, and
     each of its fields annotated with an option becomes that option. The fields of `settings` become options, too: the
     record's field `settings` is a dictionary of those that the command line names. It lacks the others, so that a
-    resumed run keeps its former values. `first` names the options that the help shows first. If `run` returns False,
-    the command exits with `status`.
+    resumed run keeps its former values. `panels` names the parts of the help, and the options in each. If `run` returns
+    False, the command exits with `status`.
     """
     optional = [] if settings is None else list(map(_left_out, _parameters(settings)))
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command).parameters.values() if record is None else _parameters(record)
         shown = {parameter.name: parameter for parameter in (*optional, *own)}
-        ordered = [shown[name] for name in dict.fromkeys((*first, *shown))]
+        in_panels = [_in_panel(shown.pop(name), panel) for panel, names in (panels or {}).items() for name in names]
+        ordered = [*in_panels, *shown.values()]
 
         def call(**given: Any) -> None:
             named = {each.name: value for each in optional if (value := given.pop(each.name)) is not None}
@@ -92,6 +93,14 @@ def _parameters(record: type) -> list[inspect.Parameter]:
         for field in dataclasses.fields(record)
         if any(isinstance(part, ParameterInfo) for part in get_args(hints[field.name]))
     ]
+
+
+def _in_panel(parameter: inspect.Parameter, panel: str) -> inspect.Parameter:
+    """Return the parameter with its option in a part of the help."""
+    kind, option = get_args(parameter.annotation)
+    option = copy.copy(option)
+    option.rich_help_panel = panel
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 def _left_out(parameter: inspect.Parameter) -> inspect.Parameter:

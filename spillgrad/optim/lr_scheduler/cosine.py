@@ -6,7 +6,7 @@ from spillgrad.errors import ArgumentError
 from spillgrad.optim.lr_scheduler.scheduler import LRScheduler
 from spillgrad.optim.optimizer import Optimizer
 
-__all__ = ["CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CosineWithWarmup"]
+__all__ = ["CosineAnnealingLR", "CosineAnnealingWarmRestarts"]
 
 
 def _between(low: float, high: float, done: float) -> float:
@@ -163,64 +163,3 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             self.T_i, self.T_cur = self.T_0 * self.T_mult**falls, epoch - self.T_0 * before
         self.last_epoch = math.floor(epoch)
         self._set(self._rates())
-
-
-class CosineWithWarmup(LRScheduler):
-    """Rise linearly to the initial learning rate, then fall along a half cosine.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        Optimizer whose learning rates are set.
-    warmup_steps : int
-        Number of steps of the rise.
-    total_steps : int
-        Step at which the fall ends.
-    min_ratio : float, default 0.1
-        Last rate, as a share of the initial one.
-    last_epoch : int, default -1
-        Last step that was done, to go on from there; -1 begins anew.
-
-    Raises
-    ------
-    ArgumentError
-        If `warmup_steps` is negative, or greater than `total_steps`.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        warmup_steps: int,
-        total_steps: int,
-        min_ratio: float = 0.1,
-        last_epoch: int = -1,
-    ) -> None:
-        if not 0 <= warmup_steps <= total_steps:
-            raise ArgumentError(
-                f"CosineWithWarmup: got {warmup_steps} warm-up steps of {total_steps}; wanted 0 to the total"
-            )
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
-        self.min_ratio = min_ratio
-        super().__init__(optimizer, last_epoch)
-
-    def next_rate(self, lr: float, base_lr: float) -> float:
-        """Return the learning rate of a group at step `last_epoch`.
-
-        Parameters
-        ----------
-        lr : float
-            Present rate of the group.
-        base_lr : float
-            Initial rate of the group.
-
-        Returns
-        -------
-        float
-            The rate.
-        """
-        step = self.last_epoch
-        if step < self.warmup_steps:
-            return base_lr * (step + 1) / (self.warmup_steps + 1)
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
-        return base_lr * (self.min_ratio + (1 - self.min_ratio) * (1 + math.cos(math.pi * done)) / 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 from spillgrad.errors import ArgumentError
 from spillgrad.files import checkpoint_directory
+from spillgrad_tools.train.best_so_far import has_ended
 
 _FOLDERS = ("--out", "--resume")
 
@@ -62,11 +63,11 @@ class Program:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this training has saved its last step. Raises CheckpointError for a damaged checkpoint."""
-        if not self._has_saved():
-            return False
-        state = self._state()
-        return bool(state["step"] >= state["extra"]["settings"]["steps"])
+        """Whether this training has saved its last step, or has ended early.
+
+        Raises CheckpointError for a damaged checkpoint.
+        """
+        return self._has_saved() and has_ended(self._state())
 
     def _has_saved(self) -> bool:
         """Whether there is a checkpoint that was not there before."""

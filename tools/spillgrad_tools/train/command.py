@@ -38,9 +38,12 @@ from spillgrad_tools.train.display import (
     show_report,
     show_sample,
 )
+from spillgrad_tools.train.evaluation import Evaluations, require_not_ended
+from spillgrad_tools.train.metrics import Metrics
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.ranks import Ranks
 from spillgrad_tools.train.saves import Saves
+from spillgrad_tools.train.schedule import require_consistent
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
 from spillgrad_tools.train.within import DECIDED, contradictions, within
@@ -50,6 +53,8 @@ SAMPLE_BYTES = 300
 REPORTED_STEPS = 20
 # The longest wait for a store to close after its last owner died.
 CLOSING_S = 10.0
+# The settings that a resumed run may change: they decide no number of a step.
+_CHANGEABLE = ("steps", "eval_every", "patience")
 
 
 @contextlib.contextmanager
@@ -115,27 +120,32 @@ def _run(
             offload = _offload(options, out, journal)
             ranks.share_clock()
             training = Training(settings, data, options.resume, offload, options.device, ranks)
+        say = functools.partial(show_line, console)
+        metrics = Metrics(options.log_dir if ranks.is_first else None, training.first_step, say)
         show_line(console, _begin_spilling(training, options, out, journal))
-        saves = Saves(training, out, options.save_every, functools.partial(show_line, console))
+        saves = Saves(training, out, options.save_every, say)
+        evaluations = Evaluations(training, out, options.keep_best, metrics, say)
     except BaseException:
         journal.unlink(missing_ok=True)  # the run never began
         raise
     try:
-        records, duration_s, profiled = _train(training, console, saves, options.profile)
+        records, duration_s, profiled = _train(training, console, saves, evaluations, metrics, options.profile)
     except SpillError:  # the step is lost, but the run can go on from its last checkpoint
         go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
         raise
     if profiled is not None:
         profiled.show(console, out)
-    if training.step < settings.steps:
+    if evaluations.end_run and training.step < settings.steps:
+        show_line(console, f"ended early at step {training.step}; best held-out loss: {evaluations.best_in_words}")
+    elif training.step < settings.steps:
         show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
         return False
     held_out = training.held_out_loss()  # which all processes compute
     sample = training.sample(SAMPLE_BYTES)  # in which all take part
     if ranks.is_first:
         show_sample(console, sample)
-        show_report(console, training, held_out, records, duration_s, saves)
+        show_report(console, training, held_out, records, duration_s, saves, evaluations.best_in_words)
         show_line(console, f"checkpoint: {out}")
     return True
 
@@ -242,9 +252,9 @@ def _again(options: TrainOptions, out: Path) -> str:
 
 
 def _train(
-    training: Training, console: Console, saves: Saves, profiles: bool
+    training: Training, console: Console, saves: Saves, evaluations: Evaluations, metrics: Metrics, profiles: bool
 ) -> tuple[collections.deque[StepRecord], float, StepProfile | None]:
-    """Train until the last step or a stop request, and save.
+    """Train until the last step, an early end or a stop request, and save.
 
     Return the last records, the time in seconds, and, if `profiles`, the profile of a few steps.
     """
@@ -257,6 +267,10 @@ def _train(
                 records.append(record)
                 if profiled is not None:
                     profiled.after_step(record)
+                metrics.stepped(record)
+                evaluations.after_step()
+                if evaluations.end_run:
+                    break
                 saves.after_step()
                 if any(training.ranks.everyones(stop.is_set())):
                     break
@@ -268,16 +282,17 @@ def _train(
 def _settings(options: TrainOptions) -> TrainSettings:
     """Return the settings of the command line, completed by the defaults or by the settings of the run to resume.
 
-    Raises ArgumentError if an option contradicts a setting of the run to resume that decides the run's numbers. Raises
-    ArgumentError if the run to resume has done all steps.
+    Raises ArgumentError if an option contradicts a setting of the run to resume that decides the run's numbers, or
+    another option. Raises ArgumentError if the run to resume has done all steps, or has ended early.
     """
     if options.resume is None:
         settings = dataclasses.replace(TrainSettings(), **options.settings)
+        require_consistent(settings)
         return dataclasses.replace(settings, tokenizer=settings.tokenizer or tokenizer_of(settings.weights))
     settings, done = Training.settings_of(options.resume)
     for name, value in options.settings.items():
         # The weights that adapters are for, and the tokenizer, may have moved: checksums show if they are the same.
-        if name not in ("steps", "weights", "tokenizer") and value != getattr(settings, name):
+        if name not in (*_CHANGEABLE, "weights", "tokenizer") and value != getattr(settings, name):
             raise ArgumentError(
                 f"train: got {' '.join(_words(name, value))}, but {options.resume} was trained with "
                 f"{' '.join(_words(name, getattr(settings, name)))}; leave that out to go on, or leave --resume out to "
@@ -287,6 +302,8 @@ def _settings(options: TrainOptions) -> TrainSettings:
     if done >= settings.steps:
         short = f"has gone through {done} steps, wanted {settings.steps}; give --steps a larger number"
         raise ArgumentError(f"train: {options.resume} {short}")
+    require_consistent(settings)
+    require_not_ended(options.resume, settings)
     return settings
 
 

@@ -17,6 +17,7 @@ from spillgrad.storage.sizes import format_bytes
 from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools.memory_cap import peak_rss_bytes
 from spillgrad_tools.named_values import named_values
+from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.training import Evaluation, StepRecord, Training
 
@@ -78,16 +79,24 @@ def _redrawn(console: Console, records: Iterable[StepRecord], first: int, last: 
 
 def _lines(console: Console, records: Iterable[StepRecord], last: int) -> Iterator[StepRecord]:
     printed_s = -LINE_EVERY_S
+    # The first step compiles kernels, and tells nothing of the others.
+    begun: tuple[int, float] | None = None
     for record in records:
-        if record.step == last or time.monotonic() - printed_s >= LINE_EVERY_S:
-            printed_s = time.monotonic()
-            show_line(console, f"step {record.step}/{last}  {numbers(record)}")
+        now_s = time.monotonic()
+        if record.step == last or now_s - printed_s >= LINE_EVERY_S:
+            left = ""
+            if begun is not None and record.step < last:
+                left_s = (now_s - begun[1]) / (record.step - begun[0]) * (last - record.step)
+                left = f"  {format_duration(round(left_s))} left"
+            printed_s = now_s
+            show_line(console, f"step {record.step}/{last}  {numbers(record)}{left}")
+        begun = begun or (record.step, now_s)
         yield record
 
 
 def show_report(
     console: Console, training: Training, held_out: Evaluation, last_records: Sequence[StepRecord], duration_s: float,
-    saves: Saves,
+    saves: Saves, best: str | None = None,
 ) -> None:  # fmt: skip
     """Print the final table of a run whose training took `duration_s`. Units: losses in nats per token."""
     stats = training.stats()
@@ -103,6 +112,7 @@ def show_report(
     rows = {
         "train loss (last steps)": f"{statistics.fmean(record.loss for record in last_records):.4f} {unit}",
         f"held-out loss{some}": f"{held_out.loss:.4f} {unit}",
+        **({} if best is None else {"best held-out loss": best}),
         "speed": f"{speed:,.0f} tokens/s",
         "peak RSS": format_bytes(peak_rss_bytes()),
     }

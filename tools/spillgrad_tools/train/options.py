@@ -26,7 +26,10 @@ Rank = Annotated[int | None, Option(
 
 @dataclasses.dataclass(frozen=True)
 class TrainSettings:
-    """The settings that, together with the data, decide every number of a run; a checkpoint holds them."""
+    """The settings that, together with the data, decide every number of a run; a checkpoint holds them.
+
+    `eval_every` and `patience` decide only what is evaluated, and when the run ends.
+    """
 
     model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)] = "small"
     weights: Annotated[str | None, Option(
@@ -50,6 +53,19 @@ class TrainSettings:
         min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models",
     )] = None  # fmt: skip
     """If None, the model's width decides."""
+    schedule: Annotated[Literal["cosine", "linear", "constant"], Option(
+        help="How the learning rate falls after the warm-up.",
+    )] = "cosine"  # fmt: skip
+    warmup: Annotated[float, Option(
+        min=0, metavar="N", help="Steps in which the learning rate rises; below 1, their share of all steps.",
+    )] = 0.1  # fmt: skip
+    final_lr_share: Annotated[float, Option(
+        min=0, max=1, metavar="X", help="Last learning rate, as a share of --lr.",
+    )] = 0.1  # fmt: skip
+    weight_decay: Annotated[float, Option(min=0, metavar="X", help="Weight decay of AdamW.")] = 0.1
+    clip: Annotated[float, Option(
+        min=0, metavar="X", help="Largest norm of the gradients, which are scaled down to it; 0 scales none.",
+    )] = 1.0  # fmt: skip
     accumulate: Annotated[int, Option(
         min=1, metavar="N", help="Batches of each step, one after the other: as one so much larger.",
     )] = 1  # fmt: skip
@@ -59,6 +75,16 @@ class TrainSettings:
     )] = False  # fmt: skip
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
+    eval_every: Annotated[int | None, Option(
+        min=1, metavar="N", help="Compute the held-out loss after every N steps, too.", show_default="at the end alone",
+    )] = None  # fmt: skip
+    eval_batches: Annotated[int, Option(
+        min=1, metavar="N", help="The most batches that --eval-every evaluates.",
+    )] = 16  # fmt: skip
+    patience: Annotated[int | None, Option(
+        min=1, metavar="N", help="End after N evaluations in a row that are no better than the best.",
+        show_default="train for all steps",
+    )] = None  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +125,13 @@ class TrainOptions:
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
         show_default="every ten minutes",
+    )] = None  # fmt: skip
+    keep_best: Annotated[bool, Option(
+        "--keep-best", help="Keep the checkpoint of the best evaluation in best/, beside the last one.",
+    )] = False  # fmt: skip
+    log_dir: Annotated[Path | None, Option(
+        help="Write metrics.jsonl to this folder, a line for each step, and TensorBoard's event files.",
+        show_default="no metrics",
     )] = None  # fmt: skip
     device: Annotated[
         Literal["cpu", "cuda"], Option(help="Where the model is: this machine's memory, or its GPU's.")
@@ -159,3 +192,21 @@ class PlanOptions:
     wire: Wire = TrainSettings.wire
     shard: Shard = "state"
     as_json: Json = False
+
+
+# The parts of `spillgrad train --help`.
+PANELS = {
+    "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
+    "Training": (
+        "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
+        "autocast", "seed",
+    ),
+    "Evaluation and metrics": (
+        "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",
+    ),
+    "Checkpoints": ("out", "save_every", "resume"),
+    "RAM and disk": (
+        "ram", "ram_budget", "offload", "spill", "policy", "codec", "spill_dir", "on_full", "encrypt", "device",
+    ),
+    "Several processes": ("shard", "wire"),
+}  # fmt: skip

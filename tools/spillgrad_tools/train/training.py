@@ -25,15 +25,13 @@ from spillgrad.profiler import record_function
 from spillgrad.spill.offload.needs import disk_need
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
+from spillgrad_tools.train.best_so_far import BestSoFar
 from spillgrad_tools.train.data import BYTES, Batch, TrainingData
 from spillgrad_tools.train.options import TrainSettings
 from spillgrad_tools.train.ranks import Parallel, Ranks, settings_in_words
+from spillgrad_tools.train.schedule import require_consistent, schedule_of
 
 BETAS = (0.9, 0.95)
-WEIGHT_DECAY = 0.1
-MAX_GRADIENT_NORM = 1.0
-# The share of the steps in which the learning rate rises.
-WARMUP_SHARE = 0.1
 # The default learning rate of a model with 256 features; wider models get less: GPT-2 gets 7e-4, and its largest size
 # 3e-4. GPT-3's models of these sizes have 6e-4 and 2.5e-4 (Brown et al. 2020, table 2.1).
 LR, LR_WIDTH = 2e-3, 256
@@ -57,6 +55,9 @@ class StepRecord:
     rss_bytes: int
     written_bytes: int
     read_bytes: int = 0
+    lr: float = 0.0
+    grad_norm: float | None = None
+    """Before clipping."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -93,6 +94,7 @@ class Training:
         offload: MakeOffload | None = None, device: str = "cpu", ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         self.ranks = ranks or Ranks()
+        require_consistent(settings)
         if settings.accumulate < self.ranks.size:
             raise ArgumentError(
                 f"train: got --accumulate {settings.accumulate} with {self.ranks.size} processes; give --accumulate "
@@ -110,6 +112,7 @@ class Training:
             raise CheckpointError(
                 f"resume: {resume_from} was trained on other data; name the same with --data and --eval-data"
             )
+        self.best = BestSoFar() if state is None else _best_of(state)
         self._config = _config(settings, state, self.source.vocab_size)
         self.source.require_tokens_of(self._config.vocab_size)
         width, layers = _width_and_layers(self._config)
@@ -139,14 +142,13 @@ class Training:
         else:
             # With several batches, gradients must accumulate before the step.
             found = self.offload = offload(
-                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=MAX_GRADIENT_NORM,
+                build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=self._clip,
                 wire=settings.wire,
             )  # fmt: skip
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer
         self._parallel = self.ranks.parallel(model, self.offload, settings.wire)
-        warmup_steps = round(settings.steps * WARMUP_SHARE)
-        self.schedule = sg.optim.lr_scheduler.CosineWithWarmup(self.optimizer, warmup_steps, settings.steps)
+        self.schedule = schedule_of(self.optimizer, settings)
         self._process = psutil.Process()
         if resume_from is not None:
             loaded = sg.load_checkpoint(resume_from, self.model, self.optimizer, scheduler=self.schedule)
@@ -163,9 +165,12 @@ class Training:
         while self.step < self.settings.steps:
             yield self._advance(next(batches))
 
-    def held_out_loss(self) -> Evaluation:
-        """Return the mean loss on held-out data, over at most half as many batches as the run has steps."""
-        batches = min(max(1, self.settings.steps // 2), self.data.held_out_count)
+    def held_out_loss(self, most_batches: int | None = None) -> Evaluation:
+        """Return the mean loss on held-out data, over at most half as many batches as the run has steps, or as given.
+
+        All processes call it, and compute their shares.
+        """
+        batches = min(most_batches or max(1, self.settings.steps // 2), self.data.held_out_count)
         held_out = itertools.islice(self.data.held_out_batches(), batches)
         parts = [part for batch in held_out for part in batch.parts(self.settings.batch)]
         losses = []
@@ -206,7 +211,8 @@ class Training:
         """
         if self.offload is None and not self.ranks.is_first:
             return
-        extra = {"settings": dataclasses.asdict(self.settings), "text": self._digest, "base": self._base}
+        extra = {"settings": dataclasses.asdict(self.settings), "text": self._digest, "base": self._base,
+                 "best": dataclasses.asdict(self.best)}  # fmt: skip
         sg.save_checkpoint(
             directory, self.model, self.optimizer, scheduler=self.schedule, step=self.step, extra=extra,
             trainable_only=self.settings.lora is not None,
@@ -233,6 +239,19 @@ class Training:
         state = _state_of(directory)
         return dataclass_of(TrainSettings, state["extra"]["settings"], f"resume: {directory}"), state["step"]
 
+    @staticmethod
+    def best_of(directory: Path) -> BestSoFar:
+        """Return what the run whose checkpoint is in `directory` knows of its evaluations.
+
+        Raises CheckpointError as `settings_of` does.
+        """
+        return _best_of(_state_of(directory))
+
+    @property
+    def _clip(self) -> float:
+        """The largest norm of the gradients; the norm is known even if none is too large."""
+        return self.settings.clip or math.inf
+
     def _build(self, is_new: bool) -> sg.models.LanguageModel:
         """Build the model. A resumed model gets its weights later, except for the weights under adapters."""
         weights, rank = self.settings.weights, self.settings.lora
@@ -244,7 +263,7 @@ class Training:
         return model if rank is None else sg.nn.lora(model, rank)  # type: ignore[return-value]
 
     def _make_optimizer(self, parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
-        return sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=WEIGHT_DECAY)
+        return sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=self.settings.weight_decay)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()
@@ -273,10 +292,12 @@ class Training:
         norm: float | None
         with record_function("optimizer"):
             if self.offload is None:
-                norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM).item()
+                norm = sg.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip).item()
             self.optimizer.step()
             if self.offload is not None:
-                norm = self.offload.grad_norm
+                found = self.offload.grad_norm
+                norm = None if found is None else sg.tensor(found).item()  # float32, as in RAM
+        lr = self.optimizer.param_groups[0]["lr"]
         self.schedule.step()
         self.step += 1
         # Raise before a checkpoint of such weights could be saved.
@@ -286,7 +307,7 @@ class Training:
             step=self.step, loss=value, tokens=batch.x.size, duration_s=time.perf_counter() - started,
             waited_s=_waited_s(stats) - waited_before_s, rss_bytes=self._process.memory_info().rss,
             written_bytes=stats.written_bytes - self._before.written_bytes,
-            read_bytes=stats.read_bytes - self._before.read_bytes,
+            read_bytes=stats.read_bytes - self._before.read_bytes, lr=lr, grad_norm=norm,
         )  # fmt: skip
 
     def _forward(self, number: int, part: Batch) -> Any:
@@ -309,6 +330,11 @@ def _state_of(directory: Path) -> dict[str, Any]:
     if not {"settings", "text"} <= state["extra"].keys():
         raise CheckpointError(f"resume: {directory} holds a model, but no run; give a folder that a run has saved to")
     return state
+
+
+def _best_of(state: Mapping[str, Any]) -> BestSoFar:
+    """Return what a checkpoint knows of evaluations; one of an earlier release knows nothing."""
+    return dataclass_of(BestSoFar, state["extra"].get("best", {}), "resume: the checkpoint")
 
 
 def config_of(settings: TrainSettings, resume_from: Path | None, vocab_size: int) -> Config:
