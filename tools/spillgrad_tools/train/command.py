@@ -90,7 +90,8 @@ def run(options: TrainOptions) -> bool:
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
         if options.ram is not None:
-            options = within(options, settings, len(text), options.spill_dir or out, console)
+            place = options.spill_dir or out
+            options, _ = within(options, settings, len(text), place, console, stack.close)
         journal = _journal(out, ranks)
         finished = _run(options, settings, text, out, journal, console, ranks)
         if options.report and ranks.is_first:
