@@ -10,8 +10,8 @@ import spillgrad as sg
 from spillgrad.errors import BudgetError
 
 MIB = 1 << 20
-# Trains with 96 MiB of saved tensors in a store's budget. In the middle of the run, 64 MiB are taken. With "watched", the
-# limit has room for 24 MiB of them.
+# Trains with 96 MiB of saved tensors in a store's budget. In the middle of the run, 64 MiB are taken. The limit has
+# room for 24 MiB of them.
 PROGRAM = """
 import contextlib, hashlib, mmap, sys
 import numpy as np

@@ -72,7 +72,7 @@ def within(
     if isinstance(outcome, BudgetError):
         raise outcome
     require_disk("train", outcome, place, "--spill-dir")
-    chosen = {
+    chosen: dict[str, Any] = {
         "offload": outcome.offload, "spill": outcome.policy != "keep",
         "policy": "spill" if outcome.policy == "keep" else outcome.policy,
         "ram_budget": None if outcome.policy == "keep" else f"{outcome.prediction.budget_bytes >> 10}KiB",
