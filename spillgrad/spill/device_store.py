@@ -153,11 +153,6 @@ class DeviceStore(TieredStore[DeviceEntry]):
         """The queue to which finalizers append handles to drop: that of the host store, whose thread empties it."""
         return self._below.drops
 
-    def allow(self, budget_bytes: int) -> None:
-        """Set the budget to `budget_bytes`."""
-        with self._state.lock:
-            self._state.tier.allow(budget_bytes)
-
     def put(
         self, array: np.ndarray, *, key: Hashable | None = None, label: Label | None = None,
         unchanged: Callable[[], bool] | None = None, watcher: object | None = None, persistent: bool = False,

@@ -67,6 +67,18 @@ class TieredStore(Generic[E]):
         """How many bytes the tier may hold."""
         return self._state.tier.budget_bytes
 
+    def allow(self, budget_bytes: int) -> None:
+        """Change the budget, and evict what may go at once; the rest goes as callers store and use arrays.
+
+        Parameters
+        ----------
+        budget_bytes : int
+            The new budget.
+        """
+        with self._state.lock:
+            self._state.tier.allow(budget_bytes)
+            self._state.tier.make_room(0)
+
     def get(self, handle: Handle) -> np.ndarray:
         """Return the array of a handle; see `Store.get`. Reads the tier below unless the array is loaded or loading.
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from spillgrad_tools import start_anew
 from spillgrad_tools.bench import options as bench_options
 from spillgrad_tools.generate.options import GenerateOptions
 from spillgrad_tools.inspect.options import InspectOptions, Place
@@ -244,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     With `--debug` or SPILLGRAD_DEBUG=1, the error is raised. A warning prints one line, without its place in the
     source.
     """
+    start_anew.is_own_process = argv is None
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("SPILLGRAD_DEBUG") == "1"
     # The option may stand anywhere on the line.

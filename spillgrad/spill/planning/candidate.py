@@ -21,6 +21,9 @@ from spillgrad.storage.residency.belady import PHASES
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # The share of the memory that a plan leaves unused, for errors of the prediction.
 MARGIN_SHARE = 0.05
+# The share that is enough where more is not to be had. The least memory that one plan says must do for the next one,
+# whose measurements differ by some MiB.
+_LEAST_MARGIN_SHARE = 0.02
 # The difference between neighbouring budgets that are compared.
 _BUDGET_STEP = 1 << 20
 # The number of choices to compare, from recomputing nothing to recomputing everything.
@@ -222,7 +225,7 @@ class Candidate(abc.ABC):
             Bytes of the whole process.
         """
         everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
-        return min(self.peak_bytes(self.least_budget, choice) for choice in (NOTHING, everything))
+        return min(self.predict(self.least_budget, choice).peak_bytes for choice in (NOTHING, everything))
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
         """Return the largest budget with which the process stays within a given memory.
@@ -245,22 +248,54 @@ class Candidate(abc.ABC):
         budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
         return budgets[bisect.bisect_right(budgets, ram_bytes, 1, key=lambda each: self.peak_bytes(each, choice)) - 1]
 
+    def predict_within(self, ram_bytes: int, choice: Choice = NOTHING) -> Prediction | None:
+        """Predict a step under the largest budget with which the process stays within a given memory.
+
+        Parameters
+        ----------
+        ram_bytes : int
+            Memory of the whole process in bytes.
+        choice : Choice, optional
+            The modules to recompute; none, by default.
+
+        Returns
+        -------
+        Prediction or None
+            Its `peak_bytes` are at most `ram_bytes`; None if no budget will do.
+        """
+        budget = self.budget_within(ram_bytes, choice)
+        while budget is not None:
+            found = self.predict(budget, choice)
+            excess_bytes = found.peak_bytes - ram_bytes  # what one operation needs at once may exceed a budget
+            if excess_bytes <= 0:
+                return found
+            smaller = max(self.least_budget, budget - max(excess_bytes, _BUDGET_STEP))
+            budget = smaller if smaller < budget else None
+        return None
+
 
 Way = TypeVar("Way", bound=Candidate)
 
 
 def best(ways: Sequence[Way], ram_bytes: int) -> tuple[Way, Choice, Prediction] | None:
-    """Return the choice with the shortest step within `ram_bytes`; of similar steps, the one that recomputes least."""
+    """Return the choice with the shortest step within `ram_bytes`; of similar steps, the one that recomputes least.
+
+    It leaves the margin of a plan, or a smaller one where the memory is about the least that works.
+    """
+    limits = (int(ram_bytes * (1 - share)) for share in (MARGIN_SHARE, _LEAST_MARGIN_SHARE))
+    return next((found for limit in limits if (found := _best_within(ways, limit)) is not None), None)
+
+
+def _best_within(ways: Sequence[Way], ram_bytes: int) -> tuple[Way, Choice, Prediction] | None:
     shortest: tuple[Way, Choice, Prediction] | None = None
     for way in ways:
         every = list(choices(way.units, lambda freed_bytes, seconds: 0.0)) or [NOTHING]
         last = len(every) - 1
         for number in sorted({round(last * i / (_CHOICES - 1)) for i in range(_CHOICES)}):
             choice = every[number]
-            budget = way.budget_within(ram_bytes, choice)
-            if budget is None:
+            prediction = way.predict_within(ram_bytes, choice)
+            if prediction is None:
                 continue
-            prediction = way.predict(budget, choice)
             if shortest is None and not (choice.paths or prediction.written_bytes or prediction.read_bytes):
                 return way, choice, prediction  # nothing else can be faster, except by noise of the measurements
             if shortest is None or prediction.step_s < shortest[2].step_s * (1 - WORTH_SHARE):
@@ -272,7 +307,7 @@ def alternatives(ways: Sequence[Candidate], ram_bytes: int) -> Iterable[Alternat
     """Yield predictions for other amounts of memory, up to an amount with which no tensor goes to disk."""
     for factor in _RAM_FACTORS:
         other = int(ram_bytes * factor)
-        found = best(ways, int(other * (1 - MARGIN_SHARE)))
+        found = best(ways, other)
         if found is None:
             continue
         way, _, prediction = found

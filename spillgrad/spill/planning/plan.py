@@ -22,7 +22,6 @@ from spillgrad.optim.adam import AdamW
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.module_paths import pattern
 from spillgrad.spill.planning.candidate import (
-    MARGIN_SHARE,
     Prediction,
     TrainingPlan,
     alternatives,
@@ -252,8 +251,7 @@ def plan(
         optimizer=optimizer, mixed_precision=autocast, machine=machine,
     )  # fmt: skip
     wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
-    limit = int(ram_bytes * (1 - MARGIN_SHARE))
-    found = best(wholes, limit)
+    found = best(wholes, ram_bytes)
     least = least_bytes(wholes)
     if found is None:
         raise BudgetError(

@@ -43,8 +43,8 @@ OUTSIDE, HEAD = -1, -2
 # Measuring ends after this number of steps, or after this time.
 _STEPS = 4
 _MEASURED_S = 8.0
-# Two measurements of memory differ by about a MiB. Rounded up to multiples of this, they are equal.
-_STEP_BYTES = 16 << 20
+# Measured memory is rounded up to multiples of this; two measurements differ by about as much.
+_STEP_BYTES = 2 << 20
 # The interval at which memory is measured.
 _LOOK_EVERY_S = 1e-3
 MAX_GRAD_NORM = 1.0
@@ -181,7 +181,7 @@ def profile(
 
 
 def in_steps(nbytes: float) -> int:
-    """Return a measured number of bytes, rounded up so that repeated measurements are equal."""
+    """Return a measured number of bytes, rounded up, as repeated measurements differ a little."""
     return math.ceil(nbytes / _STEP_BYTES) * _STEP_BYTES
 
 

@@ -138,7 +138,17 @@ def test_the_largest_budget_that_stays_within_the_memory_is_found_and_none_where
     budget = whole.budget_within(10_000 + BESIDE + 10)
     assert budget is not None
     assert whole.peak_bytes(budget) <= 10_000 + BESIDE + 10
-    assert whole.least_bytes() == 10_000 + BESIDE
+
+
+def test_no_prediction_is_above_its_memory_and_the_least_has_room_for_what_is_used_at_once():
+    whole = Whole(made_up(offload=True), 5, QUICK)
+    least = whole.least_bytes()
+    assert least == whole.predict(whole.least_budget).peak_bytes > whole.peak_bytes(whole.least_budget)
+    assert whole.predict_within(least - 1) is None
+    for ram_bytes in (least, least + 1, least + 100, 1 << 20):
+        found = whole.predict_within(ram_bytes)
+        assert found is not None
+        assert found.peak_bytes <= ram_bytes
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 7])

@@ -91,16 +91,18 @@ def run(options: TrainOptions) -> bool:
         )
     settings = _settings(options)
     data = TrainingData.load(options.data, options.eval_data, settings.tokenizer, options.skip_bad)
-    if data.left_out:
-        show_line(console, data.left_out)
     with contextlib.ExitStack() as stack:
         out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
+        ram_bytes = None
         if options.ram is not None:
-            options = within(options, settings, data, options.spill_dir or out, console)
+            place = options.spill_dir or out
+            options, ram_bytes = within(options, settings, data, place, console, stack.close)
+        if data.left_out:
+            show_line(console, data.left_out)
         journal = _journal(out, ranks)
-        finished = _run(options, settings, data, out, journal, console, ranks)
+        finished = _run(options, settings, data, out, journal, console, ranks, ram_bytes)
         if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
@@ -114,6 +116,7 @@ def _run(
     journal: Path,
     console: Console,
     ranks: Ranks,
+    ram_bytes: int | None,
 ) -> bool:
     try:
         with show_preparation(console):
@@ -128,8 +131,13 @@ def _run(
     except BaseException:
         journal.unlink(missing_ok=True)  # the run never began
         raise
+    watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if ram_bytes is not None:
+        tell = functools.partial(show_line, console)
+        watch = sg.planning.keep_within(ram_bytes, training.offload or training.spill, tell)
     try:
-        records, duration_s, profiled = _train(training, console, saves, evaluations, metrics, options.profile)
+        with watch:
+            records, duration_s, profiled = _train(training, console, saves, evaluations, metrics, options.profile)
     except SpillError:  # the step is lost, but the run can go on from its last checkpoint
         go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")

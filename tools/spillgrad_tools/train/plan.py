@@ -1,5 +1,6 @@
 """`spillgrad plan`: print a plan of a training run."""
 
+import functools
 import json
 import shlex
 from pathlib import Path
@@ -12,7 +13,7 @@ import spillgrad as sg
 from spillgrad.distributed.process_group import member
 from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.storage.sizes import format_bytes
-from spillgrad_tools import fresh_process
+from spillgrad_tools import fresh_process, start_anew
 from spillgrad_tools.named_values import named_values
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.display import output_console, show_line
@@ -33,7 +34,11 @@ def run(options: PlanOptions) -> None:
     console = output_console(is_quiet=not ranks.is_first)
     with Console(stderr=True, quiet=not ranks.is_first).status("training two layers of it, and measuring this machine"):
         # All processes measure at the same time: those of one machine share its cores and its disk.
-        found = fresh_process.call(plan, options, link, options.ranks or ranks.size, sg.get_num_threads())
+        make = functools.partial(plan, options, link, options.ranks or ranks.size, sg.get_num_threads())
+        if start_anew.is_possible() and ranks.size == 1:  # as train does, so that both name the same memory
+            found = start_anew.without_compiler(make, start_anew.handed_over(), lambda: None)
+        else:
+            found = fresh_process.call(make)
     again = command(found, options) if options.optimizer == "adamw" else None
     if options.as_json and ranks.is_first:
         print(json.dumps({**found.as_dict(), "command": again}, indent=2))

@@ -1,9 +1,10 @@
 """`spillgrad train --ram`: train as a plan for so much memory says."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from spillgrad.models.catalogue import Config
 from spillgrad.storage.counters import rss_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
-from spillgrad_tools import fresh_process
+from spillgrad_tools import fresh_process, start_anew
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.data import TrainingData
 from spillgrad_tools.train.display import show_line
@@ -30,45 +31,63 @@ _NOTICED_SHARE = 0.02
 DECIDED = ("offload", "ram_budget", "policy", "spill")
 
 
+class Within(NamedTuple):
+    """The options that a plan chose, and the memory that they keep the process within."""
+
+    options: TrainOptions
+    ram_bytes: int
+
+
 def within(
-    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console
-) -> TrainOptions:  # fmt: skip
+    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console,
+    leave: Callable[[], None],
+) -> Within:  # fmt: skip
     """Return the options with which training stays within `options.ram`; print what they are.
 
+    A process keeps some of the memory that planning takes. So if this process runs nothing but the command, it calls
+    `leave` and starts anew, and does not return; the call of the new program returns what was planned.
     Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
     disk is too small. Raises ArgumentError if the free memory is not known.
     """
+    handed = start_anew.handed_over()
+    if "chosen" in handed:
+        return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
     ram_bytes, what = _ram(options)
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
     model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
-    beside_bytes = data.nbytes + data.mask_bytes(settings)
+    starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
+    # This process has the data in memory, and another one has not.
+    beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
     beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram_bytes else 0
-    with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
-        found = _call(
-            _plan, model, settings, ram_bytes - beside_bytes, place,
-            may_offload=not (options.codec or options.encrypt), threads=sg.get_num_threads(),
-        )  # fmt: skip
-    require_disk("train", found, place, "--spill-dir")
-    chosen = dataclasses.replace(
-        options, offload=found.offload, spill=found.policy != "keep",
-        policy="spill" if found.policy == "keep" else found.policy,  # type: ignore[arg-type]
-        ram_budget=None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
+    make = functools.partial(
+        _plan, model, settings, ram_bytes - beside_bytes, place, may_offload=not (options.codec or options.encrypt),
+        threads=sg.get_num_threads(),
     )  # fmt: skip
+    with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
+        found = start_anew.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
+    require_disk("train", found, place, "--spill-dir")
+    chosen: dict[str, Any] = {
+        "offload": found.offload, "spill": found.policy != "keep",
+        "policy": "spill" if found.policy == "keep" else found.policy,
+        "ram_budget": None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
+    }  # fmt: skip
     for line in (f"within {format_bytes(ram_bytes)} of RAM{what}", *_lines(found)):
         show_line(console, line)
-    return chosen
+    if starts_anew:
+        leave()
+        start_anew.start_anew(chosen=chosen, ram_bytes=ram_bytes)
+    return Within(dataclasses.replace(options, **chosen), ram_bytes)
 
 
-def _call(*args: Any, **kwargs: Any) -> sg.planning.Plan:
+def _in_child(make: Callable[[], sg.planning.Plan]) -> sg.planning.Plan:
     """Plan in a process of its own. Raises BudgetError if the system ends that for want of memory."""
     try:
-        found: sg.planning.Plan = fresh_process.call(*args, **kwargs)
+        return fresh_process.call(make)
     except ChildProcessError as error:
         raise BudgetError(
             f"train: to plan took more memory than there is ({error}); give more, or a smaller --batch or --context, "
             "or plan with spillgrad plan on a larger machine"
         ) from error
-    return found
 
 
 def contradictions(options: TrainOptions) -> Iterator[str]:

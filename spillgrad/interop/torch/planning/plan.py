@@ -22,7 +22,6 @@ from spillgrad.interop.torch.planning.step import Trace, TracedStep, without_rep
 from spillgrad.interop.torch.training import FRAMEWORK
 from spillgrad.spill.offload.needs import DiskNeed, disk_need, largest_need
 from spillgrad.spill.planning.candidate import (
-    MARGIN_SHARE,
     NOTHING,
     Candidate,
     TrainingPlan,
@@ -205,7 +204,7 @@ def plan(
     ways = traced_ways(model, example_batch, place, optimizer, loss, step_in_backward, max_grad_norm, machine)
     name = ways[0].name
     least = least_bytes(ways) + _DRIFT_BYTES
-    found = best(ways, int(ram_bytes * (1 - MARGIN_SHARE)))
+    found = best(ways, ram_bytes)
     if found is None:
         raise BudgetError(
             f"plan: got {format_bytes(ram_bytes)} for {name}; the least that works is {least >> 20} MiB: "

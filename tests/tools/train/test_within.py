@@ -1,0 +1,83 @@
+"""`spillgrad train --ram`: the command plans, and starts anew in the same process before it trains."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spillgrad_tools import start_anew
+from tests.waiting import wait_until
+
+TEXT = b"It was the best of times, it was the worst of times. " * 60
+ARGUMENTS = ["train", "--data", "text.txt", "--model", "tiny", "--steps", "4", "--batch", "2", "--context", "32"]
+
+
+def start(here: Path, *options: str) -> "subprocess.Popen[str]":
+    (here / "text.txt").write_bytes(TEXT)
+    return subprocess.Popen(
+        [sys.executable, "-m", "spillgrad_tools", *ARGUMENTS, *options],
+        cwd=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also where it is ignored
+    )
+
+
+def test_the_command_plans_and_trains_in_one_process_and_prints_the_plan_once(tmp_path: Path):
+    process = start(tmp_path, "--ram", "1GiB", "--out", "out", "--save-every", "2")
+    printed, error = process.communicate(timeout=300)
+    assert (process.returncode, error) == (0, "")
+    assert [printed.count(words) for words in ("within 1 GiB of RAM", "the least --ram that works is")] == [1, 1]
+    assert printed.count("checkpoint: out") == 1
+    peak, unit = re.findall(r"peak RSS +(\S+) (\SiB)", printed)[0]
+    assert (float(peak) < 400, unit) == (True, "MiB")
+
+
+def test_two_plans_agree_on_the_least_memory_and_it_trains(tmp_path: Path):
+    told = []
+    ram = "1GiB"
+    for number in range(3):
+        printed, error = start(tmp_path, "--ram", ram, "--out", f"out{number}").communicate(timeout=300)
+        assert error == ""
+        told.append(int(re.findall(r"the least --ram that works is (\d+) MiB", printed)[0]))
+        predicted = float(re.findall(r"predicted: peak (\S+) MiB", printed)[0])
+        assert predicted <= (1024 if number == 0 else told[0])
+        ram = f"{told[0]}MiB"
+    assert max(told) <= 1.03 * min(told)
+
+
+def test_ctrl_c_while_it_plans_ends_it_without_a_trace(tmp_path: Path):
+    process = start(tmp_path, "--ram", "1GiB", "--out", "out")
+    wait_until(lambda: any((tmp_path / "out").glob("plan-*")), 120)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 130
+    assert [each.name for each in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_folder_that_another_training_writes_to_is_refused_before_a_plan(tmp_path: Path):
+    first = start(tmp_path, "--steps", "100000", "--out", "out", "--no-spill")
+    try:
+        wait_until(lambda: (tmp_path / "out").is_dir(), 120)
+        refused = start(tmp_path, "--ram", "1GiB", "--out", "out")
+        printed, error = refused.communicate(timeout=120)
+        assert (refused.returncode, printed, error.count("\n")) == (2, "", 1)
+        assert "another training is writing to out" in error
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=120)
+
+
+def test_what_another_process_was_handed_is_not_taken_and_goes_no_further(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPILLGRAD_HANDED_OVER", f'[{os.getpid() + 1}, {{"ram_bytes": 1}}]')
+    assert start_anew.handed_over() == {}
+    assert "SPILLGRAD_HANDED_OVER" not in os.environ
+    monkeypatch.setenv("SPILLGRAD_HANDED_OVER", f'[{os.getpid()}, {{"ram_bytes": 1}}]')
+    assert start_anew.handed_over() == {"ram_bytes": 1}
+    assert start_anew.handed_over() == {}
