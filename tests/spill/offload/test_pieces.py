@@ -151,3 +151,92 @@ def test_dropped_gradients_leave_the_store(tmp_path: Path):
     offload.optimizer.zero_grad()
     persistent_bytes = 3 * sum(parameter.nbytes for parameter in offload.model.parameters())
     assert offload.stats().live_bytes == persistent_bytes
+
+
+def keep_arrays_and_clip(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [parameter.grad.numpy() for parameter in model.parameters()]
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    return [array.copy() for array in kept]
+
+
+def keep_views_and_add(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [parameter.grad.view(-1) for parameter in model.parameters()]
+    backward(model, 1)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    return [view.numpy().copy() for view in kept]
+
+
+def keep_and_change_state(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [optimizer.state[parameter]["exp_avg"].view(-1) for parameter in model.parameters()]
+    for view in kept:
+        view.mul_(0.5)
+    optimizer.step()
+    return [view.numpy().copy() for view in kept]
+
+
+def keep_state_for_a_step(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [optimizer.state[parameter]["exp_avg"].numpy() for parameter in model.parameters()]
+    optimizer.step()
+    kept[0][:] = 1
+    return [array.copy() for array in kept]
+
+
+def give_a_transposed_gradient(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    for parameter in model.parameters():
+        if parameter.ndim == 2 and parameter.shape[0] == parameter.shape[1]:
+            parameter.grad = parameter.grad.T
+    optimizer.step()
+    return []
+
+
+def give_state_of_a_larger_tensor(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    for parameter in model.parameters():
+        optimizer.state[parameter]["exp_avg"] = sg.ones(2, *parameter.shape)[1]
+    optimizer.step()
+    return []
+
+
+def give_steps_as_tensors(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    for parameter in model.parameters():
+        optimizer.state[parameter]["step"] = sg.tensor(1.0)
+    optimizer.step()
+    return []
+
+
+def backward(model: nn.Module, number: int) -> None:
+    batch = BATCHES[number]
+    model(batch[:, :-1].copy(), batch[:, 1:].copy())[1].backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        keep_arrays_and_clip, keep_views_and_add, keep_and_change_state, keep_state_for_a_step,
+        give_a_transposed_gradient, give_state_of_a_larger_tensor, give_steps_as_tensors,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("piece_bytes", [16 << 10, 32 << 10])
+def test_what_a_program_keeps_or_gives_is_updated_as_in_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[nn.Module, sg.optim.Optimizer], list[object]], piece_bytes: int,
+):  # fmt: skip
+    monkeypatch.setattr(pieces, "PIECE_BYTES", piece_bytes)
+
+    def run(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+        backward(model, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(model, 0)
+        kept = change(model, optimizer)
+        backward(model, 1)
+        optimizer.step()
+        return [*kept, *(parameter.numpy().copy() for parameter in model.parameters()), *state_of(model, optimizer)]
+
+    model = build()
+    wanted = run(model, adamw([*model.parameters()]))
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    assert offload.optimizer is not None
+    for mine, theirs in zip(run(offload.model, offload.optimizer), wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
