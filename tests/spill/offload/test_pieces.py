@@ -9,7 +9,7 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import BudgetError
+from spillgrad.errors import BudgetError, ShapeError
 from spillgrad.spill.offload import pieces
 from spillgrad.spill.offload.pieces import PiecedStorage
 from tests.spill.offload.training import BATCHES, assert_same, held_bytes, least_bytes, train
@@ -240,3 +240,14 @@ def test_what_a_program_keeps_or_gives_is_updated_as_in_ram(
     assert offload.optimizer is not None
     for mine, theirs in zip(run(offload.model, offload.optimizer), wanted, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_update_in_backward_that_fails_lets_go_of_what_it_used(tmp_path: Path):
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB", step_in_backward=True)
+    weight = next(offload.model.parameters())
+    backward(offload.model, 0)
+    offload.optimizer.state[weight]["exp_avg"] = sg.ones(2, 2)
+    with pytest.raises(ShapeError):
+        backward(offload.model, 0)
+    assert held_bytes(offload) == 0
+    assert len(offload._residents.thread.frames) == 1
