@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad.device.device import CPU
+from spillgrad.errors import SpillError
 from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
@@ -32,6 +33,30 @@ def piece_elements(optimizer: Any, param: Tensor) -> int:
     can_be_cut = isinstance(optimizer, FormulaOptimizer) and param.device is CPU and not param.is_complex()
     # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
     return PIECE_BYTES // (param.itemsize * CHUNK) * CHUNK if can_be_cut and param.nbytes > PIECE_BYTES else 0
+
+
+class Errors:
+    """Errors of a disk, such as a full one. The store has the values then, in RAM; so other pieces can go on."""
+
+    def __init__(self) -> None:
+        self.first: SpillError | None = None
+
+    @contextlib.contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Context manager: keep an error instead of raising it."""
+        try:
+            yield
+        except SpillError as error:
+            self.first = self.first or error
+
+
+@contextlib.contextmanager
+def raised_at_end() -> Iterator[Errors]:
+    """Context manager: raise the first of the errors that were postponed, after all pieces."""
+    errors = Errors()
+    yield errors
+    if errors.first is not None:
+        raise errors.first
 
 
 class Whole(Handle):
@@ -91,7 +116,13 @@ class Joining:
         """Store the new values, piece by piece."""
         array, handle.changing = handle.changing, None
         if changed and array is not None:
-            _copy_pieces(handle.pieces, array, _overwrite)
+            with raised_at_end() as errors:
+
+                def overwrite(piece: Tensor, part: np.ndarray) -> None:
+                    with errors.postponed():
+                        _overwrite(piece, part)
+
+                _copy_pieces(handle.pieces, array, overwrite)
 
 
 class PiecedStorage(OffloadedStorage):

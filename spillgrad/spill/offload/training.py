@@ -18,7 +18,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, State, StepContext
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
-from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements, pieces_of
+from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements, pieces_of, raised_at_end
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedPart, OffloadedStorage, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -206,22 +206,30 @@ class OffloadedTraining(StepContext):
         of_grad = pieces_of(grad, count)
         made: dict[str, list[Tensor]] = collections.defaultdict(list)
         whole = param._storage.array  # a view of it, which is updated, does not keep it from being stored
-        for number, start in enumerate(range(0, param.numel(), count)):
-            part, size = slice(start, start + count), min(count, param.numel() - start)
-            before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
-            after = dict(before)
-            with residents.using(id(after)):
-                piece = grad.detach().reshape(-1)[part] if of_grad is None else of_grad[number]
-                yield OffloadedPart.of(param, part), self._scaled(piece) if _is_in_pieces(grad) else piece, after
-                del piece
-            for key, value in after.items():
-                if isinstance(value, Tensor) and value is not before.get(key) and value.shape == (size,):
-                    residents.offload(value, self._state_label(key, param))
-                    made[key].append(value)
-            residents.return_changed()
-        del whole
-        state |= {key: value for key, value in after.items() if key not in cut and key not in made}
-        state |= {key: residents.joined(some, param.shape, self._state_label(key, param)) for key, some in made.items()}
+        with raised_at_end() as errors:
+            for number, start in enumerate(range(0, param.numel(), count)):
+                part, size = slice(start, start + count), min(count, param.numel() - start)
+                before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
+                after = dict(before)
+                residents.enter(id(after))
+                try:
+                    piece = grad.detach().reshape(-1)[part] if of_grad is None else of_grad[number]
+                    yield OffloadedPart.of(param, part), self._scaled(piece) if _is_in_pieces(grad) else piece, after
+                    del piece
+                finally:
+                    with errors.postponed():
+                        residents.leave(id(after))
+                for key, value in after.items():
+                    if isinstance(value, Tensor) and value is not before.get(key) and value.shape == (size,):
+                        made[key].append(value)
+                        with errors.postponed():  # else the state would be lost, of which a part was used
+                            residents.offload(value, self._state_label(key, param))
+                with errors.postponed():
+                    residents.return_changed()
+            del whole
+            state |= {key: value for key, value in after.items() if key not in cut and key not in made}
+            labels = {key: self._state_label(key, param) for key in made}
+            state |= {key: residents.joined(some, param.shape, labels[key]) for key, some in made.items()}
 
     def _scaled(self, grad: Tensor) -> Tensor:
         """Return a gradient that is in pieces, or a piece of it, as it is or scaled."""

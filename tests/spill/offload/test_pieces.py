@@ -9,9 +9,11 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import BudgetError, ShapeError
+from spillgrad.errors import BudgetError, ShapeError, SpillError
 from spillgrad.spill.offload import pieces
 from spillgrad.spill.offload.pieces import PiecedStorage
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle
 from tests.spill.offload.training import BATCHES, assert_same, held_bytes, least_bytes, train
 
 
@@ -198,13 +200,6 @@ def give_state_of_a_larger_tensor(model: nn.Module, optimizer: sg.optim.Optimize
     return []
 
 
-def give_steps_as_tensors(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
-    for parameter in model.parameters():
-        optimizer.state[parameter]["step"] = sg.tensor(1.0)
-    optimizer.step()
-    return []
-
-
 def backward(model: nn.Module, number: int) -> None:
     batch = BATCHES[number]
     model(batch[:, :-1].copy(), batch[:, 1:].copy())[1].backward()
@@ -214,7 +209,7 @@ def backward(model: nn.Module, number: int) -> None:
     "change",
     [
         keep_arrays_and_clip, keep_views_and_add, keep_and_change_state, keep_state_for_a_step,
-        give_a_transposed_gradient, give_state_of_a_larger_tensor, give_steps_as_tensors,
+        give_a_transposed_gradient, give_state_of_a_larger_tensor,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("piece_bytes", [16 << 10, 32 << 10])
@@ -249,5 +244,58 @@ def test_an_update_in_backward_that_fails_lets_go_of_what_it_used(tmp_path: Path
     offload.optimizer.state[weight]["exp_avg"] = sg.ones(2, 2)
     with pytest.raises(ShapeError):
         backward(offload.model, 0)
-    assert held_bytes(offload) == 0
-    assert len(offload._residents.thread.frames) == 1
+    assert len(offload._residents.thread.frames) == 1  # that outside of all modules and updates
+
+
+def test_a_change_of_a_whole_reaches_all_pieces_although_the_disk_refuses_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    weight = next(offload.model.parameters())
+    backward(offload.model, 0)
+    assert is_in_pieces(weight.grad)
+    wanted = 3 * weight.grad.numpy().copy()
+    refused: list[object] = []
+    end_change = DiskStore.end_change
+
+    def refuse_first(store: DiskStore, handle: Handle, changed: bool) -> None:
+        end_change(store, handle, changed)
+        if not refused:
+            refused.append(handle)
+            raise SpillError("a full disk")
+
+    weight.grad.mul_(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "end_change", refuse_first)
+        with pytest.raises(SpillError, match="a full disk"):
+            offload.flush()
+    np.testing.assert_array_equal(weight.grad.numpy(), wanted)
+
+
+def test_a_first_update_keeps_its_state_although_the_disk_refuses_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = build()
+    backward(model, 0)
+    optimizer = adamw([*model.parameters()])
+    optimizer.step_parameter(next(model.parameters()), optimizer.param_groups[0])
+    wanted = [next(model.parameters()).numpy().copy(), *state_of(model, optimizer)]
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    assert offload.optimizer is not None
+    backward(offload.model, 0)
+    refused: list[object] = []
+    put = DiskStore.put
+
+    def refuse_second(store: DiskStore, *args: object, **kwargs: object) -> Handle:
+        refused.append(None)
+        if len(refused) == 2:
+            raise SpillError("a full disk")
+        return put(store, *args, **kwargs)
+
+    weight = next(offload.model.parameters())
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "put", refuse_second)
+        with pytest.raises(SpillError, match="a full disk"):
+            offload.optimizer.step_parameter(weight, offload.optimizer.param_groups[0])
+    for mine, theirs in zip([weight.numpy(), *state_of(offload.model, offload.optimizer)], wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
