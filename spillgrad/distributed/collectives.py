@@ -286,7 +286,9 @@ def reduce(
     flat = into[0].flat if into else _flat(tensor)
     made = steps.reduce(present.rank(), present.size(), to, flat, function)
     what = described("reduce", [tensor], op.name, "to", to)
-    return _begin(present, what, _averaged(op, present.size(), made, flat), into, async_op)
+    # Elsewhere `flat` may be the tensor's memory, which stays as it is.
+    made = _averaged(op, present.size(), made, flat) if into else made
+    return _begin(present, what, made, into, async_op)
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Work | None:

@@ -337,10 +337,10 @@ class Optimizer:
             Its group.
         """
         self._opt_called = True
-        with no_grad(), self.step_context.around_update(param):
-            run(self._updates_of(param, group))
+        with no_grad(), self.step_context.around_update(param), closing(self._updates_of(param, group)) as updates:
+            run(updates)
 
-    def _updates_of(self, param: Tensor, group: Group) -> Iterator[Pending | None]:
+    def _updates_of(self, param: Tensor, group: Group) -> Generator[Pending | None, None, None]:
         grad = self.step_context.gradient(param)
         if grad is not None:
             for piece in self.step_context.pieces(param, grad, self.state[param]):

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from spillgrad.device.device import CPU
+from spillgrad.errors import SpillError
 from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
-from spillgrad.spill.offload.residents import is_held
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
@@ -33,6 +33,30 @@ def piece_elements(optimizer: Any, param: Tensor) -> int:
     can_be_cut = isinstance(optimizer, FormulaOptimizer) and param.device is CPU and not param.is_complex()
     # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
     return PIECE_BYTES // (param.itemsize * CHUNK) * CHUNK if can_be_cut and param.nbytes > PIECE_BYTES else 0
+
+
+class Errors:
+    """Errors of a disk, such as a full one. The store has the values then, in RAM; so other pieces can go on."""
+
+    def __init__(self) -> None:
+        self.first: SpillError | None = None
+
+    @contextlib.contextmanager
+    def postponed(self) -> Iterator[None]:
+        """Context manager: keep an error instead of raising it."""
+        try:
+            yield
+        except SpillError as error:
+            self.first = self.first or error
+
+
+@contextlib.contextmanager
+def raised_at_end() -> Iterator[Errors]:
+    """Context manager: raise the first of the errors that were postponed, after all pieces."""
+    errors = Errors()
+    yield errors
+    if errors.first is not None:
+        raise errors.first
 
 
 class Whole(Handle):
@@ -92,7 +116,13 @@ class Joining:
         """Store the new values, piece by piece."""
         array, handle.changing = handle.changing, None
         if changed and array is not None:
-            _copy_pieces(handle.pieces, array, _overwrite)
+            with raised_at_end() as errors:
+
+                def overwrite(piece: Tensor, part: np.ndarray) -> None:
+                    with errors.postponed():
+                        _overwrite(piece, part)
+
+                _copy_pieces(handle.pieces, array, overwrite)
 
 
 class PiecedStorage(OffloadedStorage):
@@ -103,30 +133,40 @@ class PiecedStorage(OffloadedStorage):
     _residents: "PiecingResidents"
 
     @property
-    def pieces(self) -> Sequence[Tensor]:
-        """The pieces, which are valid while nobody changes the whole."""
+    def pieces(self) -> Sequence[Tensor] | None:
+        """The pieces; None while anything refers to the whole array, which may have other values, and must get them."""
         self._residents.return_changed(with_last=True)
-        return self._handle.pieces
+        return self._handle.pieces if self._alive() is None else None
 
-    def each(self) -> Iterator[Tensor]:
+    def each(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the pieces; each is in RAM while it is used, until the next one is asked for."""
-        for piece in self.pieces:
+        for piece in pieces:
             with self._residents.using(id(piece)):
                 yield piece
 
     def accumulate(self, total: Tensor, gradient: Tensor) -> bool:
         """Add a gradient piece by piece, unless the whole is in use."""
-        array = gradient._array
+        array, pieces = gradient._array, self.pieces
         is_alike = array.shape == self._shape and array.dtype == self._dtype and array.flags.c_contiguous
-        if not is_alike or total.shape != self._shape or is_conj(gradient) or is_neg(gradient) or is_held(self._alive):
+        if not is_alike or total.shape != self._shape or is_conj(gradient) or is_neg(gradient) or pieces is None:
             return False
         flat, start = gradient.detach().reshape(-1), 0
-        for piece in self.each():
+        for piece in self.each(pieces):
             accumulate(piece, flat[start : start + piece.numel()])
             start += piece.numel()
         self.norm = self.squares = None
         Storage.begin_change(self)
         return True
+
+
+def pieces_of(tensor: Tensor, count: int | None = None) -> Sequence[Tensor] | None:
+    """Return the pieces that a tensor is in, of `count` elements if given.
+
+    Return None for a tensor that is not in such pieces, and while anything refers to the whole array.
+    """
+    storage = tensor._storage
+    pieces = storage.pieces if isinstance(storage, PiecedStorage) else None
+    return pieces if pieces is None or count is None or pieces[0].numel() == count else None
 
 
 def _copy_pieces(

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, State, StepContext
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
-from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements
+from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements, pieces_of, raised_at_end
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedPart, OffloadedStorage, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -196,34 +196,48 @@ class OffloadedTraining(StepContext):
             yield from super().pieces(param, grad, state)
             return
         self._put_state_away(optimizer, param)  # what was loaded is cut
-        cut = {key: value._storage.pieces for key, value in state.items() if _is_in_pieces(value)}
+        wholes = {
+            key: value for key, value in state.items() if isinstance(value, Tensor) and value.shape == param.shape
+        }
+        cut = {key: found for key, value in wholes.items() if (found := pieces_of(value, count)) is not None}
+        if len(cut) < len(wholes):  # somebody uses a whole array of state, or it is of a kind that is not cut
+            yield from super().pieces(param, self._scaled(grad) if _is_in_pieces(grad) else grad, state)
+            return
+        of_grad = pieces_of(grad, count)
         made: dict[str, list[Tensor]] = collections.defaultdict(list)
         whole = param._storage.array  # a view of it, which is updated, does not keep it from being stored
-        for number, start in enumerate(range(0, param.numel(), count)):
-            part = slice(start, start + count)
-            before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
-            after = dict(before)
-            with residents.using(id(after)):
-                yield OffloadedPart.of(param, part), self._piece_of(grad, number, part), after
-            for key, value in after.items():
-                if isinstance(value, Tensor) and value is not before.get(key):
-                    residents.offload(value, self._state_label(key, param))
-                    made[key].append(value)
-            residents.return_changed()
-        del whole
-        state |= {key: value for key, value in after.items() if key not in cut and key not in made}
-        state |= {key: residents.joined(some, param.shape, self._state_label(key, param)) for key, some in made.items()}
+        with raised_at_end() as errors:
+            for number, start in enumerate(range(0, param.numel(), count)):
+                part, size = slice(start, start + count), min(count, param.numel() - start)
+                before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
+                after = dict(before)
+                residents.enter(id(after))
+                try:
+                    piece = grad.detach().reshape(-1)[part] if of_grad is None else of_grad[number]
+                    yield OffloadedPart.of(param, part), self._scaled(piece) if _is_in_pieces(grad) else piece, after
+                    del piece
+                finally:
+                    with errors.postponed():
+                        residents.leave(id(after))
+                for key, value in after.items():
+                    if isinstance(value, Tensor) and value is not before.get(key) and value.shape == (size,):
+                        made[key].append(value)
+                        with errors.postponed():  # else the state would be lost, of which a part was used
+                            residents.offload(value, self._state_label(key, param))
+                with errors.postponed():
+                    residents.return_changed()
+            del whole
+            state |= {key: value for key, value in after.items() if key not in cut and key not in made}
+            labels = {key: self._state_label(key, param) for key in made}
+            state |= {key: residents.joined(some, param.shape, labels[key]) for key, some in made.items()}
 
-    def _piece_of(self, grad: Tensor, number: int, part: slice) -> Tensor:
-        """Return a piece of a gradient. A gradient that is in pieces is scaled here."""
-        if not isinstance(grad._storage, PiecedStorage):
-            of_grad: Tensor = grad.detach().reshape(-1)[part]
-            return of_grad
-        piece = grad._storage.pieces[number]
-        if self._factor is not None:
-            piece = piece.detach().clone()
-            clip_grad.scale([piece], self._factor)
-        return piece
+    def _scaled(self, grad: Tensor) -> Tensor:
+        """Return a gradient that is in pieces, or a piece of it, as it is or scaled."""
+        if self._factor is None:
+            return grad
+        grad = grad.detach().clone()
+        clip_grad.scale([grad], self._factor)
+        return grad
 
     @contextlib.contextmanager
     def around_update(self, param: Tensor) -> Iterator[None]:
@@ -269,9 +283,11 @@ def _norm(grad: Tensor) -> float:
     known = grad._storage.norm if isinstance(grad, OffloadedTensor) else None
     if known is not None:
         return known
-    if isinstance(grad._storage, PiecedStorage):
-        return clip_grad.norm_of_squares(np.concatenate([clip_grad.squares(piece) for piece in grad._storage.each()]))
-    return clip_grad.norm(grad)
+    pieces = pieces_of(grad)
+    if pieces is None:
+        return clip_grad.norm(grad)
+    each = cast(PiecedStorage, grad._storage).each(pieces)
+    return clip_grad.norm_of_squares(np.concatenate([clip_grad.squares(piece) for piece in each]))
 
 
 def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:

@@ -41,6 +41,9 @@ for width in WIDTHS:
     x = sg.tensor(mine)
     dist.reduce(x, dst=size - 1)
     same(x, in_order(np.add, width) if rank == size - 1 else mine)
+    x = sg.tensor(mine)
+    dist.reduce(x, dst=size - 1, op=dist.ReduceOp.AVG)
+    same(x, in_order(np.add, width) / np.float32(size) if rank == size - 1 else mine)
     for source in range(size):
         x = sg.tensor(mine)
         dist.broadcast(x, src=source)

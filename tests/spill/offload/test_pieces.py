@@ -9,9 +9,11 @@ import pytest
 
 import spillgrad as sg
 from spillgrad import nn
-from spillgrad.errors import BudgetError
+from spillgrad.errors import BudgetError, ShapeError, SpillError
 from spillgrad.spill.offload import pieces
 from spillgrad.spill.offload.pieces import PiecedStorage
+from spillgrad.storage.disk_store import DiskStore
+from spillgrad.storage.store import Handle
 from tests.spill.offload.training import BATCHES, assert_same, held_bytes, least_bytes, train
 
 
@@ -151,3 +153,149 @@ def test_dropped_gradients_leave_the_store(tmp_path: Path):
     offload.optimizer.zero_grad()
     persistent_bytes = 3 * sum(parameter.nbytes for parameter in offload.model.parameters())
     assert offload.stats().live_bytes == persistent_bytes
+
+
+def keep_arrays_and_clip(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [parameter.grad.numpy() for parameter in model.parameters()]
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    return [array.copy() for array in kept]
+
+
+def keep_views_and_add(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [parameter.grad.view(-1) for parameter in model.parameters()]
+    backward(model, 1)
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+    return [view.numpy().copy() for view in kept]
+
+
+def keep_and_change_state(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [optimizer.state[parameter]["exp_avg"].view(-1) for parameter in model.parameters()]
+    for view in kept:
+        view.mul_(0.5)
+    optimizer.step()
+    return [view.numpy().copy() for view in kept]
+
+
+def keep_state_for_a_step(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    kept = [optimizer.state[parameter]["exp_avg"].numpy() for parameter in model.parameters()]
+    optimizer.step()
+    kept[0][:] = 1
+    return [array.copy() for array in kept]
+
+
+def give_a_transposed_gradient(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    for parameter in model.parameters():
+        if parameter.ndim == 2 and parameter.shape[0] == parameter.shape[1]:
+            parameter.grad = parameter.grad.T
+    optimizer.step()
+    return []
+
+
+def give_state_of_a_larger_tensor(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+    for parameter in model.parameters():
+        optimizer.state[parameter]["exp_avg"] = sg.ones(2, *parameter.shape)[1]
+    optimizer.step()
+    return []
+
+
+def backward(model: nn.Module, number: int) -> None:
+    batch = BATCHES[number]
+    model(batch[:, :-1].copy(), batch[:, 1:].copy())[1].backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        keep_arrays_and_clip, keep_views_and_add, keep_and_change_state, keep_state_for_a_step,
+        give_a_transposed_gradient, give_state_of_a_larger_tensor,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("piece_bytes", [16 << 10, 32 << 10])
+def test_what_a_program_keeps_or_gives_is_updated_as_in_ram(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[nn.Module, sg.optim.Optimizer], list[object]], piece_bytes: int,
+):  # fmt: skip
+    monkeypatch.setattr(pieces, "PIECE_BYTES", piece_bytes)
+
+    def run(model: nn.Module, optimizer: sg.optim.Optimizer) -> list[object]:
+        backward(model, 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(model, 0)
+        kept = change(model, optimizer)
+        backward(model, 1)
+        optimizer.step()
+        return [*kept, *(parameter.numpy().copy() for parameter in model.parameters()), *state_of(model, optimizer)]
+
+    model = build()
+    wanted = run(model, adamw([*model.parameters()]))
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    assert offload.optimizer is not None
+    for mine, theirs in zip(run(offload.model, offload.optimizer), wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_an_update_in_backward_that_fails_lets_go_of_what_it_used(tmp_path: Path):
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB", step_in_backward=True)
+    weight = next(offload.model.parameters())
+    backward(offload.model, 0)
+    offload.optimizer.state[weight]["exp_avg"] = sg.ones(2, 2)
+    with pytest.raises(ShapeError):
+        backward(offload.model, 0)
+    assert len(offload._residents.thread.frames) == 1  # that outside of all modules and updates
+
+
+def test_a_change_of_a_whole_reaches_all_pieces_although_the_disk_refuses_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    weight = next(offload.model.parameters())
+    backward(offload.model, 0)
+    assert is_in_pieces(weight.grad)
+    wanted = 3 * weight.grad.numpy().copy()
+    refused: list[object] = []
+    end_change = DiskStore.end_change
+
+    def refuse_first(store: DiskStore, handle: Handle, changed: bool) -> None:
+        end_change(store, handle, changed)
+        if not refused:
+            refused.append(handle)
+            raise SpillError("a full disk")
+
+    weight.grad.mul_(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "end_change", refuse_first)
+        with pytest.raises(SpillError, match="a full disk"):
+            offload.flush()
+    np.testing.assert_array_equal(weight.grad.numpy(), wanted)
+
+
+def test_a_first_update_keeps_its_state_although_the_disk_refuses_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = build()
+    backward(model, 0)
+    optimizer = adamw([*model.parameters()])
+    optimizer.step_parameter(next(model.parameters()), optimizer.param_groups[0])
+    wanted = [next(model.parameters()).numpy().copy(), *state_of(model, optimizer)]
+    offload = sg.disk_offload(build(), adamw, tmp_path, ram_budget="1MiB")
+    assert offload.optimizer is not None
+    backward(offload.model, 0)
+    refused: list[object] = []
+    put = DiskStore.put
+
+    def refuse_second(store: DiskStore, *args: object, **kwargs: object) -> Handle:
+        refused.append(None)
+        if len(refused) == 2:
+            raise SpillError("a full disk")
+        return put(store, *args, **kwargs)
+
+    weight = next(offload.model.parameters())
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "put", refuse_second)
+        with pytest.raises(SpillError, match="a full disk"):
+            offload.optimizer.step_parameter(weight, offload.optimizer.param_groups[0])
+    for mine, theirs in zip([weight.numpy(), *state_of(offload.model, offload.optimizer)], wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
