@@ -273,7 +273,7 @@ def plan(
         context=context,
         accumulate=accumulate,
         ram_bytes=ram_bytes,
-        least_bytes=least,
+        least_bytes=min(least, ram_bytes),  # whose margin may be smaller than that of `least`
         parameter_bytes=whole.parameter_bytes,
         trained_bytes=whole.trained_bytes,
         state_bytes=whole.state_bytes,
