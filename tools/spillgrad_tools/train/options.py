@@ -48,6 +48,7 @@ class TrainSettings:
     )] = None  # fmt: skip
     packed: Annotated[bool, Option(
         "--packed/--no-packed", help="Whether a row has several documents, none of which sees another.",
+        show_default="packed",
     )] = True  # fmt: skip
     lr: Annotated[float | None, Option(
         min=0, metavar="X", help="Highest learning rate.", show_default="0.002, less for wide models",
