@@ -30,6 +30,7 @@ from spillgrad.spill.planning.candidate import (
 )
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine, measure
+from spillgrad.spill.planning.planned_training import PlannedTraining
 from spillgrad.spill.planning.predict import Whole
 from spillgrad.spill.planning.profile import profile
 from spillgrad.spill.planning.scaling import Scaling, numbers_up_to, recommended, scale
@@ -127,6 +128,48 @@ class Plan(TrainingPlan):
     recommended_ranks: int = 1
     wire: str = "float32"
     shard: str = "state"
+
+    def apply(
+        self, model: Module | Callable[[], Module], optimizer: Callable[[list[Parameter]], Optimizer],
+        directory: str | os.PathLike[str] | None = None, **options: Any,
+    ) -> PlannedTraining:  # fmt: skip
+        """Return a model and its optimizer as the plan has them, for a training loop of your own.
+
+        Parameters
+        ----------
+        model : Module or callable
+            The model; or, if it is too large for RAM, a function without arguments that builds it.
+        optimizer : callable
+            Function that makes the optimizer from the list of parameters that require gradients.
+        directory : str or path, optional
+            Folder for what goes to disk; by default, one in the directory for temporary files.
+        **options : object
+            Options of `disk_offload`; with one batch a step, the plan counts on ``step_in_backward=True``.
+
+        Returns
+        -------
+        PlannedTraining
+            `model`, `optimizer`, and the context managers of the training and of its forward passes.
+
+        Raises
+        ------
+        BudgetError
+            If the model needs a larger budget than the one that was planned for.
+        SpillError
+            If the directory cannot be used, or the disk lacks room.
+
+        Examples
+        --------
+        >>> import spillgrad as sg
+        >>> plan = sg.planning.plan("tiny", batch=4, context=32, ram="1GiB")
+        >>> tokens = sg.zeros(4, 32, dtype="int64")
+        >>> with plan.apply(sg.models.build("tiny"), sg.optim.AdamW) as training:
+        ...     with training.forward():
+        ...         _, loss = training.model(tokens, tokens)
+        ...     loss.backward()
+        ...     training.optimizer.step()
+        """
+        return PlannedTraining(self, model, optimizer, directory, options)
 
     def __str__(self) -> str:
         found = self.prediction
