@@ -205,6 +205,15 @@ def bench_plan() -> None:
     """Compare what `spillgrad plan` predicts with what runs do, under four budgets and each policy."""
 
 
+@bench.command("within")
+@runs("bench.within", bench_options.WithinOptions)
+def bench_within() -> None:
+    """Train within 60 sizes of memory, each run in a control group of that size, to see whether plans keep their word.
+
+    The exit status is 1 if a run was killed, or if a size that a plan had named was too small.
+    """
+
+
 @bench.command("memory")
 @runs("bench.memory", bench_options.MemoryOptions)
 def bench_memory() -> None:

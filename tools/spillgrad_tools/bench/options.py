@@ -89,6 +89,15 @@ class PlanOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class WithinOptions:
+    """The options of `spillgrad bench within`."""
+
+    as_json: Json = False
+    name: Annotated[str, Option("--filter", metavar="NAME", help="Only runs whose name contains this.")] = ""
+    directory: Disk = Path()
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryOptions:
     """The options of `spillgrad bench memory`."""
 

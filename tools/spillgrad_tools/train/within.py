@@ -27,6 +27,9 @@ from spillgrad_tools.train.training import config_of
 _LEFT_BYTES, _LEFT_SHARE, _MOST_LEFT_SHARE = 512 << 20, 0.1, 0.5
 # Data that takes less than this share of the memory is a part of the plan's margin.
 _NOTICED_SHARE = 0.02
+# What planning takes, beside what is in memory when it begins, for the smallest model: the compiler's libraries,
+# threads, files. Measured as the least control group that does not end it.
+_PLANNING_BYTES = 100 << 20
 # What a plan decides.
 DECIDED = ("offload", "ram_budget", "policy", "spill")
 
@@ -53,9 +56,15 @@ def within(
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
     ram_bytes, what = _ram(options)
+    starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
+    least_bytes = rss_bytes() + _PLANNING_BYTES
+    if starts_anew and ram_bytes < least_bytes:  # a control group of that size would end the process while it plans
+        raise BudgetError(
+            f"train: got --ram {options.ram}, and to plan alone takes {format_bytes(least_bytes)}; give more, or train "
+            "without a plan: --offload --ram-budget SIZE"
+        )
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
     model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
-    starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
     # This process has the data in memory, and another one has not.
     beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
     beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram_bytes else 0

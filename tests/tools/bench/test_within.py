@@ -1,0 +1,34 @@
+"""`spillgrad bench within` says how each run ended."""
+
+import json
+
+from spillgrad_tools.bench import within
+from spillgrad_tools.bench.options import WithinOptions
+from spillgrad_tools.cli import main
+
+WORDS = ("--model", "tiny", "--batch", "2", "--context", "16")
+
+
+def test_a_run_finishes_within_its_memory_or_says_that_there_is_no_plan(tmp_path):
+    enough = within.trained("tiny", WORDS, 512 << 20, tmp_path)
+    assert (enough.ended, enough.said) == ("finished", "")
+    assert enough.predicted_bytes <= 512 << 20
+    assert 0 < enough.peak_bytes <= 512 << 20
+    short = within.trained("tiny", WORDS, 190 << 20, tmp_path)
+    assert short.ended == "no plan"
+    assert "to plan alone takes" in short.said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_did_not_finish_gives_an_exit_status(monkeypatch, capsys):
+    monkeypatch.setattr(within, "runs", lambda options: [within.Run("one", 1 << 30, "finished", 1 << 29, 1 << 29)])
+    assert main(["bench", "within"]) == 0
+    assert "1 of 1 runs finished" in capsys.readouterr().out
+    monkeypatch.setattr(within, "runs", lambda options: [within.Run("one", 1 << 30, "killed")])
+    assert main(["bench", "within", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["runs"][0]["ended"] == "killed"
+
+
+def test_each_case_is_within_sixty_sizes_in_all():
+    assert len(within.CASES) * len(within.SHARES) == 60
+    assert WithinOptions().name == ""

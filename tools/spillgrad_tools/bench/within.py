@@ -1,0 +1,116 @@
+"""`spillgrad bench within`: train within many sizes of memory, each run in a control group of that size."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Column, Table
+
+from spillgrad.errors import ArgumentError
+from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_tools.bench.machine import machine
+from spillgrad_tools.bench.options import WithinOptions
+from spillgrad_tools.bench.report import print_json
+from spillgrad_tools.memory_cap import MemoryCap
+
+# Each is planned and trained within several sizes.
+CASES: dict[str, tuple[str, ...]] = {
+    "tiny": ("--model", "tiny", "--batch", "64", "--context", "64"),
+    "small, short": ("--model", "small", "--batch", "4", "--context", "64"),
+    "small": ("--model", "small", "--batch", "8", "--context", "128"),
+    "small, long": ("--model", "small", "--batch", "2", "--context", "512"),
+    "small, accumulated": ("--model", "small", "--batch", "8", "--context", "128", "--accumulate", "2"),
+    "small, adapters": ("--model", "small", "--batch", "8", "--context", "128", "--lora", "4"),
+    "small, bfloat16": ("--model", "small", "--batch", "8", "--context", "128", "--autocast"),
+    "small, large batch": ("--model", "small", "--batch", "24", "--context", "128"),
+    "llama": ("--model", "llama-tiny", "--batch", "64", "--context", "64"),
+    "gpt2": ("--model", "gpt2", "--batch", "1", "--context", "64"),
+}
+# Sizes, as shares of the least one that a plan names.
+SHARES = (1.0, 1.05, 1.15, 1.3, 1.6, 2.0)
+_STEPS = 2
+_SIZE = r"([\d.]+ [KMGT]?i?B)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run within a size: how it ended, and the predicted and the measured peak memory, if it came so far."""
+
+    case: str
+    ram_bytes: int
+    ended: str
+    predicted_bytes: int | None = None
+    peak_bytes: int | None = None
+    group_peak_bytes: int | None = None
+    said: str = ""
+
+
+def least_bytes(words: tuple[str, ...], directory: Path) -> int:
+    """Return the least memory that `spillgrad plan` names for a training."""
+    done = _ran(["plan", *words, "--ram", "1TiB", "--dir", str(directory), "--json"])
+    if done.returncode:
+        raise ArgumentError(f"bench within: spillgrad plan failed: {done.stderr.strip()}")
+    return int(json.loads(done.stdout)["least_bytes"])
+
+
+def trained(case: str, words: tuple[str, ...], ram_bytes: int, directory: Path) -> Run:
+    """Train within `ram_bytes`, in a control group of that size, or under RLIMIT_DATA where no group can be made."""
+    with tempfile.TemporaryDirectory(dir=directory) as folder, MemoryCap(ram_bytes) as cap:
+        said = ["train", *words, "--steps", str(_STEPS), "--ram", str(ram_bytes), "--out", f"{folder}/out"]
+        done = _ran([*said, "--save-every", "0"], cap)
+        group_peak = cap.peak_bytes()
+    peaks = re.search(rf"predicted: peak {_SIZE}", done.stdout), re.search(rf"peak RSS +{_SIZE}", done.stdout)
+    predicted, measured = (None if found is None else parse_bytes(found[1]) for found in peaks)
+    ended = {0: "finished", 2: "no plan"}.get(done.returncode, "killed")
+    error = "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
+    return Run(case, ram_bytes, ended, predicted, measured, group_peak, error)
+
+
+def _ran(words: list[str], cap: MemoryCap | None = None) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "spillgrad_tools", *words]
+    return subprocess.run(command if cap is None else cap.command(command), capture_output=True, text=True)
+
+
+def runs(options: WithinOptions) -> Iterator[Run]:
+    """Train each case within each size."""
+    for case, words in CASES.items():
+        if options.name not in case:
+            continue
+        least = least_bytes(words, options.directory)
+        for share in SHARES:
+            yield trained(case, words, int(least * share), options.directory)
+
+
+def run(options: WithinOptions) -> bool:
+    """Print how the runs ended; return False if one was killed, or if there was no plan for a size that was named."""
+    found: list[Run] = []
+    with Console(stderr=True).status("training") as status:
+        for each in runs(options):
+            found.append(each)
+            status.update(f"training; {len(found)} runs done")
+    if options.as_json:
+        print_json(machine=machine(), runs=[dataclasses.asdict(each) for each in found])
+    else:
+        _show(found)
+    return all(each.ended == "finished" for each in found)
+
+
+def _show(found: list[Run]) -> None:
+    console = Console()
+    heads = ("within", "predicted peak", "peak RSS", "peak of the group")
+    table = Table("run", *(Column(head, justify="right") for head in heads), "", box=SIMPLE)
+    for each in found:
+        sizes: list[Any] = [each.ram_bytes, each.predicted_bytes, each.peak_bytes, each.group_peak_bytes]
+        cells = ("" if size is None else format_bytes(size) for size in sizes)
+        table.add_row(each.case, *cells, each.ended if each.ended == "finished" else f"{each.ended}: {each.said}")
+    console.print(table)
+    ended = sum(each.ended == "finished" for each in found)
+    console.print(f"{ended} of {len(found)} runs finished within their memory", highlight=False)
