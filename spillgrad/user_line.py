@@ -21,6 +21,12 @@ def place() -> str:
     return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+def position() -> tuple[str, int]:
+    """Return the file and the number of the innermost line of code outside of the package."""
+    _, frame = _outside()
+    return ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
 def _outside() -> tuple[int, FrameType | None]:
     """Return the innermost frame outside of the package, and how many levels above the caller's caller it is."""
     level, frame = 3, sys._getframe(2).f_back

@@ -177,7 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if not content.isspace():
+            if content.strip():
                 yield f"{path}, line {number}", _loaded(content)
 
 

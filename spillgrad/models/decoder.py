@@ -19,7 +19,7 @@ from spillgrad.models.attended import KeyValueCache, LayerCache, attend, visible
 from spillgrad.models.decoder_config import DecoderConfig
 from spillgrad.models.families import FULL, SLIDING
 from spillgrad.models.language_model import LanguageModel, tied_head
-from spillgrad.models.rotations import Rotation, rotate, rotation_at
+from spillgrad.models.rotations import Angles, Rotation, rotate, rotation_at
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.embedding import Embedding
@@ -152,6 +152,22 @@ class Block(Module):
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))  # type: ignore[no-any-return]
 
 
+def _lengths(starts: np.ndarray) -> np.ndarray:
+    """Return, for each token, how many its document has. Shapes: starts (B, T), result (B, 1, T, 1)."""
+    counts = np.stack([np.bincount(row, minlength=row.size)[row] for row in starts])
+    return counts[:, np.newaxis, :, np.newaxis]
+
+
+def _angles(config: DecoderConfig, kind: str, lengths: np.ndarray) -> Angles:
+    """Return the angles for tokens of documents of these lengths, which differ where long contexts turn otherwise."""
+    each = {int(length): config.angles(kind, int(length)) for length in np.unique(lengths)}
+    first, *others = each.values()
+    if all(np.array_equal(first.frequencies, other.frequencies) for other in others):
+        return first
+    of = np.stack([each[int(length)].frequencies for length in lengths.ravel()])
+    return Angles(of.reshape(*lengths.shape[:-1], -1), first.factor)
+
+
 class Transformer(Module):
     """Embedding, blocks, and the last normalisation: from token numbers to hidden states.
 
@@ -176,11 +192,11 @@ class Transformer(Module):
         positions = np.arange(keys - queries, keys)
         if starts is not None:
             positions = (positions - starts)[:, np.newaxis]
-        length = int(positions.max()) + 1
+        lengths = np.asarray(keys) if starts is None else _lengths(starts)
         types = [config.layer_type(layer) for layer in range(len(self.layers))]
         rotations, seen = {}, {}
         for kind in dict.fromkeys(types):
-            rotations[kind] = rotation_at(positions, config.angles(kind, length), x)
+            rotations[kind] = rotation_at(positions, _angles(config, kind, lengths), x)
             mask = visible_keys(queries, keys, config.sliding_window if kind == SLIDING else None, starts)
             seen[kind] = None if mask is None else creation.tensor(mask, device=x.device)
         for number, (block, kind) in enumerate(zip(self.layers, types, strict=True)):

@@ -11,7 +11,7 @@ import numpy as np
 from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.models import pretrained
-from spillgrad.models.families import FAMILIES, FULL, SLIDING, Family
+from spillgrad.models.families import FAMILIES, FULL, SLIDING, SOME_HAVE, Family
 from spillgrad.models.rotations import ORIGINAL, Angles, angles_for, check_scaling, is_positive
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
@@ -119,6 +119,12 @@ class DecoderConfig:
         for name, accepted in (("model_type", tuple(FAMILIES)), ("hidden_act", ACTIVATIONS)):
             if getattr(self, name) not in accepted:
                 raise self._wrong(f"{name} {getattr(self, name)!r:.40}; accepted are {', '.join(accepted)}")
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in SOME_HAVE:
+            if name not in self.family.own and getattr(self, name) != usual[name]:
+                raise self._wrong(
+                    f"{name} {getattr(self, name)!r:.40} for model_type {self.model_type}, which has none"
+                )
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "max_position_embeddings", "key_value_heads", "head_width", "sliding_window"):  # fmt: skip
             size = getattr(self, name)
@@ -260,12 +266,17 @@ class DecoderConfig:
         description = {**family.defaults, **description}
         pretrained.require(description, {**family.accepted, family.activation: ACTIVATIONS})
         own = {field.name: description[field.name] for field in dataclasses.fields(cls) if field.name in description}
+        own = {name: value for name, value in own.items() if name not in SOME_HAVE or name in family.own}
         own["hidden_act"] = description.get(family.activation, "silu")
         for name in ("rope_theta", "partial_rotary_factor"):
             if own.get(name) is None:
                 own.pop(name, None)
         own |= _rotations(description, own)
-        own |= _windows(description, family)
+        own |= _windows(description, family) if "sliding_window" in family.own else {}
+        if "partial_rotary_factor" not in family.own:
+            own.pop("partial_rotary_factor", None)
+        if "rope_local_base_freq" not in family.own:
+            own.pop("rope_local_base_freq", None)
         return dataclass_of(cls, own, "config.json")
 
     def to_hugging_face(self) -> dict[str, Any]:
@@ -280,24 +291,18 @@ class DecoderConfig:
         own = dataclasses.asdict(self) | {"num_key_value_heads": self.key_value_heads, "head_dim": self.head_width}
         own[family.activation] = own.pop("hidden_act")
         own["layer_types"] = None
-        if self.sliding_window is not None and family.layer_types is not None:
+        # Without a switch, a file without types means those of the family, which need a window.
+        if family.layer_types is not None and (self.sliding_window is not None or family.window_switch is None):
             own["layer_types"] = [self.layer_type(layer) for layer in range(self.num_hidden_layers)]
             own |= {} if family.window_switch is None else {family.window_switch: True}
         if self.rope_scaling is not None and ORIGINAL in family.defaults:
             own[ORIGINAL] = self.rope_scaling.get(ORIGINAL, self.max_position_embeddings)
-        usual = {field.name: field.default for field in dataclasses.fields(self) if field.name in _SELDOM}
+        usual = {field.name: field.default for field in dataclasses.fields(self) if field.name in SOME_HAVE}
         own = {
             name: value for name, value in own.items()
             if name not in usual or value != usual[name] or name in family.defaults
         }  # fmt: skip
         return {"architectures": [family.architecture], **own}
-
-
-# Fields that a config.json holds only where their value is unusual.
-_SELDOM = (
-    "sliding_window", "layer_types", "partial_rotary_factor", "rope_local_base_freq", "query_pre_attn_scalar",
-    "attn_logit_softcapping", "final_logit_softcapping",
-)  # fmt: skip
 
 
 def _rotations(description: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +335,7 @@ def _windows(description: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields about sliding windows."""
     none = {"sliding_window": None, "layer_types": None}
     is_off = family.window_switch is not None and not description.get(family.window_switch)
-    if description.get("sliding_window") is None or is_off:
+    if is_off or (description.get("sliding_window") is None and family.window_switch is not None):
         return none
     if family.layer_types is None:
         return {"layer_types": None}
@@ -339,4 +344,5 @@ def _windows(description: Mapping[str, Any], family: Family) -> dict[str, Any]:
         layers = description.get("num_hidden_layers", DecoderConfig.num_hidden_layers)
         # A damaged file may name anything; the config refuses what is no number of layers.
         types = family.layer_types(description, layers) if type(layers) is int and 0 < layers < 1 << 16 else []
-    return none if isinstance(types, list) and SLIDING not in types else {"layer_types": types}
+    is_full = isinstance(types, list) and SLIDING not in types
+    return none if is_full and family.window_switch is not None else {"layer_types": types}

@@ -213,7 +213,7 @@ def _of_checkpoint(
 
         if weights is None and not Path(place).exists():
             raise MissingFileError(
-                f"export: {root} holds adapters of the weights at {place}, which are not there; name them with weights"
+                f"export: {root} holds adapters of the weights at {place}, which are not there; name where these are"
             )
         return _over(place, verified)
     if type(seed := settings.get("seed")) is not int:
@@ -251,7 +251,7 @@ def _require_base(root: Path, base: ExportedModel, checksums: Mapping[str, Any])
     files = {tensor.path for tensor in base.tensors.values() if isinstance(tensor, StoredTensor)}
     if safetensors_io.checksums(files) != checksums:
         raise CheckpointError(
-            f"export: {root} holds adapters of other weights than those at {base.path}; name theirs with weights"
+            f"export: {root} holds adapters of other weights than those at {base.path}; name where theirs are"
         )
 
 

@@ -9,6 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# Fields of a config that count for some families alone.
+SOME_HAVE = (
+    "attention_bias", "mlp_bias", "sliding_window", "layer_types", "partial_rotary_factor", "rope_local_base_freq",
+    "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +34,8 @@ class Family:
     """Whether results of attention and of the feed-forward network are normalised before they are added."""
     scaled_embedding: bool = False
     """Whether embeddings are multiplied by the square root of their width."""
+    own: tuple[str, ...] = ()
+    """The fields of a config that count for this family, of those in `SOME_HAVE`; its class ignores the others."""
     activation: str = "hidden_act"
     """The entry of `config.json` that names the activation."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,18 +67,28 @@ _GEMMA: dict[str, Any] = {
     "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
     "max_position_embeddings": 8192, "tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
 _QWEN: dict[str, Any] = {
     "vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768,
     "sliding_window": 4096,
 }  # fmt: skip
+_GEMMAS_OWN = (
+    "attention_bias", "sliding_window", "layer_types", "query_pre_attn_scalar", "final_logit_softcapping",
+)  # fmt: skip
 _ONE_WAY: dict[str, tuple[Any, ...]] = {"use_bidirectional_attention": (None, False)}
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", accepted={"pretraining_tp": (1,)}),
+    "llama": Family(
+        "LlamaForCausalLM", own=("attention_bias", "mlp_bias"), accepted={"pretraining_tp": (1,)},
+        defaults={"bos_token_id": 1, "eos_token_id": 2},
+    ),
     "mistral": Family(
         "MistralForCausalLM",
+        own=("sliding_window",),
         defaults={
+            "bos_token_id": 1,
+            "eos_token_id": 2,
             "intermediate_size": 14336,
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -79,17 +96,22 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "qwen2": Family(
-        "Qwen2ForCausalLM", qkv_bias=True, defaults=_QWEN, layer_types=_from_max_window_layers,
-        window_switch="use_sliding_window",
+        "Qwen2ForCausalLM", own=("sliding_window", "layer_types"), qkv_bias=True, defaults=_QWEN,
+        layer_types=_from_max_window_layers, window_switch="use_sliding_window",
     ),
     "qwen3": Family(
-        "Qwen3ForCausalLM", qk_norm=True, defaults={**_QWEN, "head_dim": 128}, layer_types=_from_max_window_layers,
+        "Qwen3ForCausalLM", own=("attention_bias", "sliding_window", "layer_types"), qk_norm=True,
+        defaults={**_QWEN, "head_dim": 128}, layer_types=_from_max_window_layers,
         window_switch="use_sliding_window",
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
+        own=("sliding_window", "partial_rotary_factor"),
         fused=True,
         defaults={
+            "bos_token_id": 1,
+            "eos_token_id": 32000,
+            "pad_token_id": 32000,
             "vocab_size": 32064,
             "hidden_size": 3072,
             "intermediate_size": 8192,
@@ -100,13 +122,14 @@ FAMILIES: dict[str, Family] = {
         accepted={"resid_pdrop": (0.0,), "embd_pdrop": (0.0,)},
     ),
     "gemma2": Family(
-        "Gemma2ForCausalLM", offset_norms=True, norms_results=True, scaled_embedding=True,
-        activation="hidden_activation", layer_types=_every_second, accepted=_ONE_WAY,
+        "Gemma2ForCausalLM", own=(*_GEMMAS_OWN, "attn_logit_softcapping"), offset_norms=True, norms_results=True,
+        scaled_embedding=True, activation="hidden_activation", layer_types=_every_second, accepted=_ONE_WAY,
         defaults={**_GEMMA, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0},
     ),
     "gemma3_text": Family(
-        "Gemma3ForCausalLM", qk_norm=True, offset_norms=True, norms_results=True, scaled_embedding=True,
-        activation="hidden_activation", layer_types=_all_but_each_sixth, accepted=_ONE_WAY,
+        "Gemma3ForCausalLM", own=(*_GEMMAS_OWN, "rope_local_base_freq"), qk_norm=True, offset_norms=True,
+        norms_results=True, scaled_embedding=True, activation="hidden_activation", layer_types=_all_but_each_sixth,
+        accepted=_ONE_WAY,
         defaults={
             **_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6,
             "rope_local_base_freq": 10000.0,

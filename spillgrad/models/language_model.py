@@ -13,6 +13,7 @@ from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.ops import creation
+from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.linear_cross_entropy import linear_cross_entropy
 from spillgrad.ops.losses import cross_entropy
 from spillgrad.ops.trigonometry import tanh
@@ -254,9 +255,15 @@ class LanguageModel(Module):
         head: Any = self.lm_head
         if self.logit_softcap is None and type(head).forward is Linear.forward:
             return linear_cross_entropy(hidden, head.weight, targets, head.bias)
+        if targets.shape != hidden.shape[:-1]:
+            raise ShapeError(
+                f"{type(self).__name__}: got targets of shape {tuple(targets.shape)} for tokens of shape "
+                f"{tuple(hidden.shape[:-1])}; wanted the next token of each"
+            )
 
         def total(rows: Tensor, of: Tensor) -> Tensor:
-            return cross_entropy(self._logits(rows), of, reduction="sum")
+            logits = self._logits(rows)  # a sum in half precision would overflow
+            return cross_entropy(to_dtype(logits, "float32") if logits.itemsize < 4 else logits, of, reduction="sum")
 
         # Backward computes the logits of each part again, so that one part's logits exist at a time.
         rows, of = hidden.flatten(0, -2), targets.flatten()
@@ -269,7 +276,7 @@ class LanguageModel(Module):
         result = sums[0]
         for each in sums[1:]:
             result = result + each
-        return result / count  # type: ignore[no-any-return]
+        return to_dtype(result / count, hidden.dtype)
 
     def _placed(self, data: Tensor | np.ndarray) -> Tensor:
         """Return a tensor unchanged, or a NumPy array as a tensor on the model's device."""

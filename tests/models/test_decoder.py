@@ -118,12 +118,14 @@ def test_a_half_precision_model_stays_in_half_precision():
         ),
         ({"model_type": "mamba"}, "'mamba'; accepted are llama, mistral"),
         ({"hidden_act": "relu"}, "'relu'; accepted are silu"),
-        ({"sliding_window": 0}, "sliding_window 0"),
-        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
-        ({"layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
-        ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
-        ({"partial_rotary_factor": 0.1}, "of which 0.1 rotate"),
-        ({"attn_logit_softcapping": -1.0}, "attn_logit_softcapping -1.0"),
+        ({"sliding_window": 4}, "sliding_window 4 for model_type llama, which has none"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "for model_type mistral"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window 0"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "no sliding_window"),
+        ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.1}, "of which 0.1 rotate"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": -1.0}, "attn_logit_softcapping -1.0"),
         ({"rope_scaling": {"rope_type": "linear"}}, "without factor"),
     ],
 )
@@ -141,10 +143,11 @@ def test_old_and_new_files_mean_the_same_rotations():
     old = {"model_type": "llama", "rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
     new = {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}}
     configs = [DecoderConfig.from_hugging_face(description) for description in (old, new)]
-    wanted = DecoderConfig(rope_theta=5.0, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    wanted = DecoderConfig(rope_theta=5.0, rope_scaling={"rope_type": "linear", "factor": 2.0}, **ends)
     assert configs == [wanted, wanted]
     plain = {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}
-    assert DecoderConfig.from_hugging_face(plain) == DecoderConfig(rope_theta=7.0)
+    assert DecoderConfig.from_hugging_face(plain) == DecoderConfig(rope_theta=7.0, **ends)
     assert DecoderConfig.from_hugging_face(DecoderConfig(**SIZES).to_hugging_face()).num_key_value_heads == 2
 
 
@@ -158,7 +161,7 @@ def test_old_and_new_files_mean_the_same_rotations():
         ({"rope_parameters": {"full_attention": 3}}, "rotations"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         (
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": "half"}},
+            {"model_type": "phi3", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": "half"}},
             "partial_rotary_factor 'half'",
         ),
         ({"num_attention_heads": 3}, "num_attention_heads 3"),
@@ -167,3 +170,23 @@ def test_old_and_new_files_mean_the_same_rotations():
 def test_a_config_of_another_model_is_refused(description, says):
     with pytest.raises(CheckpointError, match=says):
         DecoderConfig.from_hugging_face(description)
+
+
+def test_what_a_familys_class_ignores_is_ignored():
+    description = {
+        "model_type": "llama",
+        "sliding_window": 4,
+        "partial_rotary_factor": 0.5,
+        "final_logit_softcapping": 3.0,
+    }
+    assert DecoderConfig.from_hugging_face(description) == DecoderConfig(bos_token_id=1, eos_token_id=2)
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "qwen2"])
+def test_layers_that_all_see_everything_are_written_and_read(model_type):
+    layers = {"layer_types": ["full_attention"] * 2, "num_hidden_layers": 2}
+    given = {"model_type": model_type, "use_sliding_window": True, **layers}
+    config = DecoderConfig.from_hugging_face(given)
+    again = DecoderConfig.from_hugging_face(config.to_hugging_face())
+    assert again.to_hugging_face() == config.to_hugging_face()
+    assert [again.layer_type(layer) for layer in range(2)] == layers["layer_types"]

@@ -232,7 +232,7 @@ def test_other_tensors_than_adapters_of_the_base_are_refused(
 def test_the_base_must_be_the_one_that_the_run_trained_beside(tmp_path: Path, base: Path, run: Path):
     wanted = logits(sg.models.from_peft(sg.models.export(run, tmp_path / "adapters")))
     base.rename(tmp_path / "moved")
-    with pytest.raises(MissingFileError, match="are not there; name them with weights"):
+    with pytest.raises(MissingFileError, match="are not there; name where these are"):
         sg.models.export(run, tmp_path / "adapters")
     exported = sg.models.export(run, tmp_path / "adapters", weights=tmp_path / "moved")
     np.testing.assert_array_equal(logits(sg.models.from_peft(exported)), wanted)

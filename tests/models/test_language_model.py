@@ -101,6 +101,26 @@ def test_documents_in_a_row_are_as_if_each_were_alone(model):
             np.testing.assert_allclose(packed[:, start : start + length], alone, rtol=0, atol=2e-5)
 
 
+def test_long_and_short_documents_of_a_row_turn_as_if_each_were_alone():
+    model = sg.models.build(CONFIGS["long"]).eval()  # whose rotations change beyond 8 positions
+    starts = np.tile(np.repeat((0, 2), (2, 10)), (2, 1))
+    with sg.no_grad():
+        packed = model(IDX, starts=starts)[0].numpy()
+        for part in (slice(0, 2), slice(2, 12)):
+            np.testing.assert_allclose(packed[:, part], model(IDX[:, part])[0].numpy(), rtol=0, atol=2e-5)
+
+
+def test_losses_in_parts_check_targets_and_do_not_overflow_in_half_precision():
+    model = sg.models.build(CONFIGS["capped"])
+    with pytest.raises(ShapeError, match=r"targets of shape \(1, 24\) for tokens of shape \(2, 12\)"):
+        model(IDX, TARGETS.reshape(1, 24))
+    many = np.tile(IDX, (2000, 1))
+    wanted = model(many, many)[1].item()
+    loss = model.half()(many, many)[1]
+    assert str(loss.dtype) == "float16"
+    assert loss.item() == pytest.approx(wanted, rel=0.01)
+
+
 def test_an_adapted_output_layer_learns():
     model = sg.nn.lora(sg.models.build(CONFIGS["llama"]), 2)
     model(IDX, TARGETS)[1].backward()

@@ -260,6 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The option may stand anywhere on the line.
     arguments = [word for word in arguments if word != "--debug"]
     try:
+        start_anew.ready()
         if sys.stdout is None:  # the next file opened would take its place
             from spillgrad.errors import ArgumentError
 

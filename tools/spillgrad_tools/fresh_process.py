@@ -5,10 +5,12 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from spillgrad.errors import BudgetError
 from spillgrad_kernels.jit.compile import counts
+from spillgrad_tools import start_anew
 from spillgrad_tools.plain_warnings import warnings_for_users
 
 P = ParamSpec("P")
@@ -32,6 +34,25 @@ def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     if isinstance(outcome, Exception):
         raise outcome
     return outcome  # type: ignore[no-any-return]
+
+
+def without_compiler(make: Callable[[], T], handed: Mapping[str, Any], leave: Callable[[], None]) -> T:
+    """Return what `make` plans; if that compiled kernels, call `leave` and start anew first, unless that was done.
+
+    A plan counts the memory of its process, and a compiler has a part in that. The next program has the kernels on
+    disk. `handed` is what was handed over to this program.
+    """
+    error = None
+    try:
+        found = make()
+    except BudgetError as raised:
+        error = raised
+    if counts.compiled and not handed:
+        leave()
+        start_anew.start_anew(compiled=counts.compiled)
+    if error is not None:
+        raise error
+    return found
 
 
 def _ask(request: bytes, name: str) -> tuple[bytes, str]:

@@ -2,14 +2,9 @@
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
-
-from spillgrad.errors import BudgetError
-from spillgrad_kernels.jit.compile import counts
-
-T = TypeVar("T")
+from typing import Any, NoReturn
 
 # What the former program hands over to the next one of the same process: its number, and values by name.
 _VARIABLE = "SPILLGRAD_HANDED_OVER"
@@ -28,29 +23,19 @@ def start_anew(**values: Any) -> NoReturn:
     The process keeps its number, its streams and its folder; threads, handlers of signals and memory are gone. Values
     are what JSON can represent. Raises OSError if Python cannot be started.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it was closed when the process started
+            stream.flush()
+    # Ctrl-C waits until the new program can answer it: see `ready`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     environment = {**os.environ, _VARIABLE: json.dumps([os.getpid(), values])}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
-def without_compiler(make: Callable[[], T], handed: Mapping[str, Any], leave: Callable[[], None]) -> T:
-    """Return what `make` plans; if that compiled kernels, call `leave` and start anew first, unless that was done.
-
-    A plan counts the memory of its process, and a compiler has a part in that. The next program has the kernels on
-    disk. `handed` is what was handed over to this program.
-    """
-    error = None
-    try:
-        found = make()
-    except BudgetError as raised:
-        error = raised
-    if counts.compiled and not handed:
-        leave()
-        start_anew(compiled=counts.compiled)
-    if error is not None:
-        raise error
-    return found
+def ready() -> None:
+    """Let Ctrl-C reach this program, if it was held back since `start_anew`."""
+    if _VARIABLE in os.environ:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def handed_over() -> dict[str, Any]:

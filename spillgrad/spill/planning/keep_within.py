@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Self
 
@@ -34,7 +35,8 @@ class keep_within:
     ram : int or str
         Memory of the whole process in bytes, or a size such as "4GiB".
     owner : disk_offload or save_on_disk, optional
-        Whose budget may fall: that of a `disk_offload` down to its `least_budget`. Without one, only idle buffers go.
+        Whose budget may fall, to a sixteenth, but that of a `disk_offload` to no less than its `least_budget`. Without
+        one, only idle buffers go.
     tell : callable, optional
         Function of the line; it is called in the thread. By default, the line is a warning.
 
@@ -65,9 +67,13 @@ class keep_within:
         self._ram_bytes = parse_bytes(ram)
         self._near_bytes = self._ram_bytes - max(int(self._ram_bytes * _LEFT_SHARE), _LEFT_BYTES)
         self._store: DiskStore | None = None if owner is None else owner._store
-        self._least_budget = getattr(owner, "least_budget", 0)
         self._first_budget = 0 if self._store is None else self._store.ram_budget
-        self._tell = user_line.warn if tell is None else tell
+        # Not to nothing: a store that holds little at one moment would spill all from then on.
+        least_bytes = int(self._first_budget * _LEAST_FALL_SHARE)
+        self._least_budget = max(getattr(owner, "least_budget", 0), least_bytes)
+        self._tell = self._warn if tell is None else tell
+        self._place = "?", 0
+        self._refused: Warning | None = None
         self._told = False
         self._next_release_s = 0.0
         self._done = threading.Event()
@@ -75,6 +81,7 @@ class keep_within:
 
     def __enter__(self) -> Self:
         self._done.clear()
+        self._place = user_line.position()
         self._thread = threading.Thread(target=self._watch, name="spillgrad-keep-within", daemon=True)
         self._thread.start()
         return self
@@ -83,6 +90,15 @@ class keep_within:
         self._done.set()
         if self._thread is not None:
             self._thread.join()
+        if self._refused is not None:
+            raise self._refused
+
+    def _warn(self, line: str) -> None:
+        """Warn at the line that began the watch; where warnings are errors, the end of the watch raises this one."""
+        try:
+            warnings.warn_explicit(line, UserWarning, *self._place)
+        except UserWarning as error:
+            self._refused = error
 
     def _watch(self) -> None:
         while not self._done.wait(_LOOK_EVERY_S):
@@ -97,9 +113,9 @@ class keep_within:
 
     def _tighten(self, store: DiskStore, excess_bytes: int) -> None:
         budget_bytes, used_bytes = store.ram_budget, store.ram_bytes
-        if used_bytes > budget_bytes:
-            return  # it has yet to follow the last fall
-        fall_bytes = max(excess_bytes, int(self._first_budget * _LEAST_FALL_SHARE))
+        if not used_bytes or used_bytes > budget_bytes:
+            return  # the store has nothing to give, or has yet to follow the last fall
+        fall_bytes = min(max(excess_bytes, int(self._first_budget * _LEAST_FALL_SHARE)), used_bytes)
         store.allow(max(self._least_budget, min(budget_bytes, used_bytes) - fall_bytes))
         buffers.empty_cache()
         if not self._told:

@@ -153,7 +153,7 @@ def test_a_text_is_cut_into_windows_of_tokens_and_a_model_may_be_new(here, capsy
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--data", "bad.jsonl"], ["bad.jsonl, line 5", "skip_bad"]),
+        (["--data", "bad.jsonl"], ["bad.jsonl, line 5", "--skip-bad"]),
         (["--data", "nowhere.jsonl"], ["nowhere.jsonl does not exist"]),
         (["--data", "chat.jsonl", "--eval-data", "plain.txt"], ["one holds records and one a text"]),
         (["--data", "plain.txt", "--eval-data", "plain.txt"], ["--eval-data for a text"]),

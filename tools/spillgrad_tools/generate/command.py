@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,8 @@ from spillgrad_tools.generate.texts import TextStream, Words, words_for
 _WORKING_BYTES = 48 << 20
 # Hidden states of a pass: as many arrays of a token's widest layer exist at a time.
 _STATES = 6
+# With a soft cap, as many arrays of all scores exist at a time.
+_SCORES = 4
 
 
 class Written(NamedTuple):
@@ -45,7 +49,10 @@ def run(options: GenerateOptions) -> None:
 
     Raises BudgetError if `options.ram` is too small; the message gives the least memory that suffices.
     """
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if threading.current_thread() is threading.main_thread():
+        # As Ctrl-C does, SIGTERM unwinds the stack: the files of weights on disk go.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    prompt = _prompt(options)
     found = sg.models.describe(options.weights, options.base)
     words = words_for(found, options, prompt)
     if not words.tokens.size:
@@ -55,13 +62,23 @@ def run(options: GenerateOptions) -> None:
             f"generate: got a prompt of {len(words.tokens)} tokens; the model has {found.config.context} positions"
         )
     with contextlib.ExitStack() as stack:
-        model, place = _loaded(options, found, len(words.tokens) + options.max_tokens, stack)
+        model, place = _loaded(options, found, len(words.tokens), stack)
         written = _write(model, words, options)
     if options.as_json:
         print(json.dumps({"text": written.text, **_facts(written, words, place)}))
     elif sys.stderr.isatty():
         speed = "" if written.tokens_per_s is None else f", then {written.tokens_per_s:.1f} tokens/s"
         print(f"{written.tokens} tokens, the first after {written.first_s:.1f} s{speed}; {place}", file=sys.stderr)
+
+
+def _prompt(options: GenerateOptions) -> str:
+    """Return the prompt. Raises ArgumentError for one that is no text."""
+    try:
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+        prompt.encode()
+    except UnicodeError as error:
+        raise ArgumentError(f"generate: got a prompt that is not UTF-8 ({error}); convert it") from error
+    return prompt
 
 
 def _write(model: LanguageModel, words: Words, options: GenerateOptions) -> Written:
@@ -89,7 +106,8 @@ def _shown(piece: str, options: GenerateOptions) -> str:
     if piece and not options.as_json:
         # A terminal would obey control characters.
         visible = "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in piece)
-        print(visible, end="", flush=True)
+        encoding = sys.stdout.encoding or "utf-8"
+        print(visible.encode(encoding, "replace").decode(encoding), end="", flush=True)
     return piece
 
 
@@ -101,10 +119,10 @@ def _facts(written: Written, words: Words, place: str) -> dict[str, Any]:
 
 
 def _loaded(
-    options: GenerateOptions, found: sg.models.ModelFiles, positions: int, stack: contextlib.ExitStack
+    options: GenerateOptions, found: sg.models.ModelFiles, prompt: int, stack: contextlib.ExitStack
 ) -> tuple[LanguageModel, str]:  # fmt: skip
     """Return the model, and where it is in words: in RAM if that suffices, else on disk."""
-    beside_bytes = rss_bytes() + _beside_bytes(found.config, positions)
+    beside_bytes = rss_bytes() + _beside_bytes(found.config, prompt, options.max_tokens)
     ram_bytes = _ram_bytes(options)
     if beside_bytes + found.weight_bytes <= ram_bytes:
         return found.load(), f"{format_bytes(found.weight_bytes)} of weights in RAM"
@@ -132,13 +150,19 @@ def _ram_bytes(options: GenerateOptions) -> int:
     return free_bytes * 9 // 10
 
 
-def _beside_bytes(config: Any, positions: int) -> int:
-    """Return the bytes of all that a pass needs beside weights."""
+def _beside_bytes(config: Any, prompt: int, more: int) -> int:
+    """Return the bytes of all that passes need beside weights, for a prompt and so many more tokens."""
+    positions = min(prompt + more, config.context)
+    # A pass has the prompt, then one token; beyond the context, all positions again.
+    at_once = prompt if prompt + more <= config.context else positions
+    scores = 0
     if isinstance(config, sg.models.GPTConfig):
         layers, kept, widest = config.n_layer, config.n_embd, 4 * config.n_embd
     else:
         layers, kept = config.num_hidden_layers, config.key_value_heads * config.head_width
         widest = max(config.intermediate_size, config.num_attention_heads * config.head_width)
+        if config.attn_logit_softcapping is not None:
+            scores = _SCORES * config.num_attention_heads * at_once**2
     # Room for twice as many positions is made ahead, and a layer's is copied when it grows.
-    caches = 4 * 2 * kept * 2 * positions * (layers + 1)
-    return int(_WORKING_BYTES + caches + 4 * _STATES * widest * positions + 3 * 8 * config.vocab_size)
+    caches = 2 * kept * 2 * positions * (layers + 1)
+    return int(_WORKING_BYTES + 4 * (caches + _STATES * widest * at_once + scores) + 3 * 8 * config.vocab_size)

@@ -131,6 +131,8 @@ def _run(
     except BaseException:
         journal.unlink(missing_ok=True)  # the run never began
         raise
+    if training.data.left_out:
+        show_line(console, training.data.left_out)
     watch: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if ram_bytes is not None:
         tell = functools.partial(show_line, console)
@@ -306,7 +308,10 @@ def _settings(options: TrainOptions) -> TrainSettings:
                 f"{' '.join(_words(name, getattr(settings, name)))}; leave that out to go on, or leave --resume out to "
                 "start anew"
             )
-    settings = dataclasses.replace(settings, **options.settings)
+    named = dict(options.settings)
+    if "weights" in named and settings.tokenizer == tokenizer_of(settings.weights, is_there=False):
+        named.setdefault("tokenizer", tokenizer_of(named["weights"]))
+    settings = dataclasses.replace(settings, **named)
     if done >= settings.steps:
         short = f"has gone through {done} steps, wanted {settings.steps}; give --steps a larger number"
         raise ArgumentError(f"train: {options.resume} {short}")

@@ -21,6 +21,7 @@ SAMPLE_PROMPT = "The "
 # A file with one of these suffixes holds records, a folder if one of its files has one of the first three: folders of
 # texts may hold other JSON.
 _OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".json")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 Content = np.ndarray | sg.data.Documents
 
 
@@ -67,6 +68,11 @@ class TrainingData:
 
         Raises DataError for what cannot be read. Raises ArgumentError without a package that it needs.
         """
+        if tokenizer is not None and not Path(tokenizer).exists():
+            raise ArgumentError(
+                f"train: got the tokenizer {tokenizer}, which is not there; name its folder with --tokenizer, or "
+                "that of its model with --weights"
+            )
         read = None if tokenizer is None else sg.data.ChatTokenizer.load(tokenizer)
         content, said = _content(path, read, skip_bad)
         held_out, said_too = (None, "") if eval_path is None else _content(eval_path, read, skip_bad)
@@ -176,6 +182,15 @@ class Batches:
         """The number of held-out batches."""
         return self.dataset.held_out_count
 
+    @property
+    def left_out(self) -> str:
+        """A line about documents without anything to learn in the context; empty if there are none."""
+        if not isinstance(self.dataset, sg.data.DocumentDataset) or not self.dataset.left_out_documents:
+            return ""
+        count = self.dataset.left_out_documents
+        total = count + self.dataset.train_documents + self.dataset.held_out_documents
+        return f"data: left out {count} of {total} documents, which have no answer within --context"
+
     def train_batches(self, start_step: int) -> Iterator[Batch]:
         """Yield training batches without end, from that of a step on."""
         return (Batch(*batch) for batch in self.dataset.train_batches(start_step))
@@ -185,16 +200,22 @@ class Batches:
         return (Batch(*batch) for batch in self.dataset.held_out_batches())
 
 
-def tokenizer_of(weights: str | None) -> str | None:
-    """Return the folder of the tokenizer that lies beside the weights at a path; None if there is none."""
+def tokenizer_of(weights: str | None, is_there: bool = True) -> str | None:
+    """Return the folder of the tokenizer beside the weights at a path; None if there is none, or no weights.
+
+    Unless `is_there`, the files may be gone: return where it would be.
+    """
     if weights is None:
         return None
-    folder = Path(weights) if Path(weights).is_dir() else Path(weights).parent
-    return str(folder) if (folder / TOKENIZER).is_file() else None
+    is_file = Path(weights).suffix in (".safetensors", ".json")
+    folder = Path(weights).parent if is_file else Path(weights)
+    return str(folder) if not is_there or (folder / TOKENIZER).is_file() else None
 
 
 def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_bad: bool) -> tuple[Content, str]:
     """Return the tokens of what is at a path, and a line about what was left out."""
+    if path is not None and path.suffix.lower() in _COMPRESSED:
+        raise DataError(f"data: {path} is compressed; unpack it, and name the file that comes out")
     if path is None or not _holds_records(path):
         text = sg.data.load_text(path)
         if tokenizer is None:
@@ -205,7 +226,10 @@ def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_ba
             raise DataError(f"{error} (in {path})") from error
         return tokens.astype(np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))), ""
     records = Records(path, skip_bad)
-    return sg.data.Documents.from_records(records, tokenizer), records.report()
+    try:
+        return sg.data.Documents.from_records(records, tokenizer), records.report()
+    except DataError as error:
+        raise DataError(str(error).replace("with skip_bad", "with --skip-bad")) from error
 
 
 def _holds_records(path: Path) -> bool:

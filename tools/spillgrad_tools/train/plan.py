@@ -34,11 +34,12 @@ def run(options: PlanOptions) -> None:
     console = output_console(is_quiet=not ranks.is_first)
     with Console(stderr=True, quiet=not ranks.is_first).status("training two layers of it, and measuring this machine"):
         # All processes measure at the same time: those of one machine share its cores and its disk.
-        make = functools.partial(plan, options, link, options.ranks or ranks.size, sg.get_num_threads())
+        arguments = options, link, options.ranks or ranks.size, sg.get_num_threads()
         if start_anew.is_possible() and ranks.size == 1:  # as train does, so that both name the same memory
-            found = start_anew.without_compiler(make, start_anew.handed_over(), lambda: None)
+            make = functools.partial(plan, *arguments)
+            found = fresh_process.without_compiler(make, start_anew.handed_over(), lambda: None)
         else:
-            found = fresh_process.call(make)
+            found = fresh_process.call(plan, *arguments)
     again = command(found, options) if options.optimizer == "adamw" else None
     if options.as_json and ranks.is_first:
         print(json.dumps({**found.as_dict(), "command": again}, indent=2))

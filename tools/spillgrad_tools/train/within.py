@@ -73,7 +73,7 @@ def within(
         threads=sg.get_num_threads(),
     )  # fmt: skip
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
-        found = start_anew.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
+        found = fresh_process.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
     require_disk("train", found, place, "--spill-dir")
     chosen: dict[str, Any] = {
         "offload": found.offload, "spill": found.policy != "keep",
@@ -88,10 +88,10 @@ def within(
     return Within(dataclasses.replace(options, **chosen), ram_bytes)
 
 
-def _in_child(make: Callable[[], sg.planning.Plan]) -> sg.planning.Plan:
+def _in_child(make: "functools.partial[sg.planning.Plan]") -> sg.planning.Plan:
     """Plan in a process of its own. Raises BudgetError if the system ends that for want of memory."""
     try:
-        return fresh_process.call(make)
+        return fresh_process.call(make.func, *make.args, **make.keywords)
     except ChildProcessError as error:
         raise BudgetError(
             f"train: to plan took more memory than there is ({error}); give more, or a smaller --batch or --context, "
