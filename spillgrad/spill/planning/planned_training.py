@@ -19,6 +19,19 @@ class PlannedTraining:
 
     A context manager: within it, the memory of the process is watched (`keep_within`).
 
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    model : Module or callable
+        The model, or a function that builds it.
+    optimizer : callable
+        Function that makes the optimizer from the list of parameters that require gradients.
+    directory : str or path, optional
+        Folder for what goes to disk.
+    options : dict
+        Options of `disk_offload`.
+
     Attributes
     ----------
     model : Module
