@@ -104,6 +104,11 @@ class KeyValueCache:
     """The keys and values of each layer of a model, so that the next token needs a pass of one position alone.
 
     It is for `no_grad`: what it returns is overwritten by later passes.
+
+    Parameters
+    ----------
+    layers : int
+        Number of layers: `LanguageModel.layers`.
     """
 
     def __init__(self, layers: int) -> None:

@@ -75,10 +75,12 @@ class DecoderConfig:
         Bound of the scores s, which become bound · tanh(s / bound); by default, there is none.
     final_logit_softcapping : float, optional
         The same bound for logits.
-    bos_token_id, pad_token_id : int, optional
-        Tokens that begin a text, and that fill rows.
+    bos_token_id : int, optional
+        Token that begins a text.
     eos_token_id : int or list of int, optional
         Tokens that end a text; `generate` stops there only if told to.
+    pad_token_id : int, optional
+        Token that fills rows.
 
     Raises
     ------

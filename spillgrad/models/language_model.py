@@ -150,9 +150,9 @@ class LanguageModel(Module):
         stop : collection of int, default ()
             Tokens that end a sequence.
 
-        Yields
-        ------
-        array
+        Returns
+        -------
+        iterator of array
             The next token of each sequence, int64 of shape (B,). A sequence that has ended repeats its last token; when
             all have ended, the iterator ends.
 

@@ -20,20 +20,30 @@ _GENERATION = "generation_config.json"
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A language model in files, which are not read yet: see `describe`."""
+    """A language model in files, which are not read yet: see `describe`.
+
+    Parameters
+    ----------
+    path : Path
+        Where the model is, or its adapters.
+    base : Path or None
+        Where the base of the adapters is, if that was named.
+    config : GPTConfig or DecoderConfig
+        The model's config.
+    weight_bytes : int
+        The memory of its weights, in float32.
+    tokenizer : Path or None
+        The folder of its tokenizer, if there is one.
+    stop_tokens : tuple of int
+        Tokens that end a text, as far as its files name them.
+    """
 
     path: Path
-    """Where the model is, or its adapters."""
     base: Path | None
-    """Where the base of the adapters is, if that was named."""
     config: Config
-    """The model's config."""
     weight_bytes: int
-    """The memory of its weights, in float32."""
     tokenizer: Path | None
-    """The folder of its tokenizer, if there is one."""
     stop_tokens: tuple[int, ...]
-    """Tokens that end a text, as far as its files name them."""
 
     def load(self) -> LanguageModel:
         """Return the model, with adapters merged into its weights, in evaluation mode.
