@@ -173,14 +173,14 @@ def test_training_fits_a_memory_limit_only_with_spilling(tmp_path: Path):
 
     train("", no_limit)  # compiles what the others find compiled: that takes memory, too
     unspilled_peak, wanted = train("", no_limit)
-    spilled_peak, losses = train("16MiB", no_limit)
+    spilled_peak, losses = train("8MiB", no_limit)
     assert losses == wanted
     assert spilled_peak < unspilled_peak - (128 << 20)
     cap_bytes = (spilled_peak + unspilled_peak) // 2
     failed = run(DEEP_STACK, tmp_path, "", cap_bytes)
     assert failed.returncode != 0
     assert "MemoryError: memory: the system gave no" in failed.stderr
-    _, losses = train("16MiB", cap_bytes)
+    _, losses = train("8MiB", cap_bytes)
     assert losses == wanted
 
 

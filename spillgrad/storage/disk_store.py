@@ -670,7 +670,9 @@ class DiskStore(TieredStore[DiskEntry]):
         ndarray
             The array, in memory of the buffer pool.
         """
-        return buffers.empty(shape, dtype)
+        # The buffer pool keeps what was ever in use at a time: arrays that give way must be gone before.
+        with self.room(math.prod(shape) * dtype.itemsize):
+            return buffers.empty(shape, dtype)
 
     def counted_empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """Return an uninitialized array, whose bytes count until its last alias dies; first wait as in `room`.

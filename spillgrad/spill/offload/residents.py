@@ -192,9 +192,7 @@ class Resident:
             array = self._alive()
             if array is None:
                 self._residents.return_changed()
-                # The buffer pool keeps what was ever in use at a time: arrays that give way must be gone before.
-                with self._store.room(self._handle.nbytes):
-                    array = cast(np.ndarray, self._store.empty(self._shape, self._dtype))
+                array = cast(np.ndarray, self._store.empty(self._shape, self._dtype))
                 self._alive = weakref.ref(array)
         return array
 
