@@ -10,7 +10,7 @@ __all__ = ["CosineWithWarmup", "LinearWithWarmup"]
 
 
 class _WithWarmup(LRScheduler):
-    """A schedule that rises linearly to the initial learning rate, then falls as `_height` says."""
+    """A schedule that rises linearly to the initial learning rate, then falls as `_twice_height` says."""
 
     def __init__(
         self,
