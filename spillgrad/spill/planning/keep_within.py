@@ -15,8 +15,8 @@ from spillgrad_kernels.memory import buffers
 
 # Memory counts as scarce when less than this share, or than these bytes, is left: what a thread may take between two
 # looks.
-_LEFT_SHARE, _LEFT_BYTES = 0.03, 8 << 20
-_LOOK_EVERY_S = 0.01
+_LEFT_SHARE, _LEFT_BYTES = 0.03, 16 << 20
+_LOOK_EVERY_S = 0.004
 # Where no budget can fall, idle buffers go so often: they are wanted again soon, and then cost page faults.
 _RELEASE_EVERY_S = 0.1
 # A budget falls by at least this share of the first one, as each budget is simulated once.
@@ -26,7 +26,7 @@ _LEAST_FALL_SHARE = 1 / 16
 class keep_within:
     """Keep the process within `ram` of memory, as far as memory can be given back.
 
-    A context manager for the training. A thread looks at the memory of the process a hundred times a second. If little
+    A context manager for the training. A thread looks at the memory of the process every four milliseconds. If little
     is left, it gives idle buffers back to the system; if that is not enough, the store's budget falls, and the store
     writes more to disk. It tells that once, in one line. No number of the training changes.
 
