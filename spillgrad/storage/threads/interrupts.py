@@ -2,6 +2,7 @@
 
 import _signal  # type: ignore[import-not-found]  # in C
 import _thread
+import functools
 import signal
 import threading
 import time
@@ -41,12 +42,22 @@ class _Postponing:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._came_s: float | None = None  # when the postponed signal came
+        self._is_looking = False
         self.comes_again = False  # a thread is about to send it again
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
+        if self._is_looking:
+            # The interrupted call speaks for this signal, too, as a blocked signal comes once. Signals that come faster
+            # than the frames are walked would otherwise nest without end.
+            return None
         now_s = time.monotonic()
         self._came_s = self._came_s or now_s
-        if _may_be_left(frame, is_patient=now_s - self._came_s < _PATIENCE_S):
+        self._is_looking = True
+        try:
+            may_run = _may_be_left(frame, is_patient=now_s - self._came_s < _PATIENCE_S)
+        finally:
+            self._is_looking = False
+        if may_run:
             self._came_s = None
             return self._handler(number, frame)
         if not self.comes_again:
@@ -59,6 +70,7 @@ class _Postponing:
 def protect(package: str) -> None:
     """Postpone signal handlers while the main thread is in code of a package."""
     _protected.add(package)
+    _is_protected.cache_clear()
 
 
 def keep_whole() -> None:
@@ -104,6 +116,7 @@ def _may_be_left(frame: FrameType | None, is_patient: bool) -> bool:
     return waits or not is_in_store
 
 
+@functools.cache  # a signal may come before most calls
 def _is_protected(module: str) -> bool:
     return any(module == package or module.startswith(package + ".") for package in _protected)
 

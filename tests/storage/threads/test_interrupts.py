@@ -72,6 +72,25 @@ def test_outside_of_stores_the_interrupt_comes_at_once():
         interrupt()
 
 
+def test_signals_that_come_faster_than_frames_are_walked_do_not_nest(monkeypatch: pytest.MonkeyPatch):
+    """Each would walk the frames of all the others, until Python's recursion limit."""
+    came = list[int]()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
+    walk = interrupts._may_be_left
+
+    def interrupted_walk(frame: FrameType | None, is_patient: bool) -> bool:
+        signal.raise_signal(signal.SIGALRM)
+        return walk(frame, is_patient)
+
+    monkeypatch.setattr(interrupts, "_may_be_left", interrupted_walk)
+    try:
+        keep_whole()
+        signal.raise_signal(signal.SIGALRM)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert came == [signal.SIGALRM]
+
+
 def test_who_handles_interrupts_already_goes_on_doing_so():
     seen = []
     signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
