@@ -46,6 +46,7 @@ class _Table(Module):
             creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype) if _weight is None else _weight
         )
         self.weight = Parameter(table, requires_grad=not _freeze)
+        self.weight.exact_state = True  # rows that are seldom used have large gradients when they are
         if _weight is None:
             self.reset_parameters()
 
