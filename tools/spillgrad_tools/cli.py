@@ -56,7 +56,7 @@ def _global_options(
 @app.command()
 @runs("train.command", TrainOptions, TrainSettings, PANELS, INTERRUPTED)
 def train() -> None:
-    """Train a language model, or adapters for one, with what exceeds a budget of RAM on disk.
+    """Train a language model, or adapters for one, with what exceeds RAM, or a budget of it, on disk.
 
     Ctrl-C, SIGTERM or SIGUSR1 finishes the step, saves a checkpoint for --resume and removes the spill files.
     After a kill, --resume goes on from the last checkpoint saved, to the same losses.

@@ -46,7 +46,7 @@ from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.schedule import require_consistent
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
-from spillgrad_tools.train.within import DECIDED, contradictions, within
+from spillgrad_tools.train.within import Within, contradictions, within
 
 SAMPLE_BYTES = 300
 # The reported train loss and speed are averages over this many last steps: a single batch is noisy.
@@ -95,29 +95,21 @@ def run(options: TrainOptions) -> bool:
         out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
-        ram_bytes = None
-        if options.ram is not None:
-            place = options.spill_dir or out
-            options, ram_bytes = within(options, settings, data, place, console, stack.close)
+        chosen = within(options, settings, data, options.spill_dir or out, console, stack.close)
         if data.left_out:
             show_line(console, data.left_out)
         journal = _journal(out, ranks)
-        finished = _run(options, settings, data, out, journal, console, ranks, ram_bytes)
+        finished = _run(chosen, options, settings, data, out, journal, console, ranks)
         if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
 
 
 def _run(
-    options: TrainOptions,
-    settings: TrainSettings,
-    data: TrainingData,
-    out: Path,
-    journal: Path,
-    console: Console,
-    ranks: Ranks,
-    ram_bytes: int | None,
-) -> bool:
+    chosen: Within, given: TrainOptions, settings: TrainSettings, data: TrainingData, out: Path, journal: Path,
+    console: Console, ranks: Ranks,
+) -> bool:  # fmt: skip
+    options, ram_bytes, where = chosen
     try:
         with show_preparation(console):
             offload = _offload(options, out, journal)
@@ -125,7 +117,7 @@ def _run(
             training = Training(settings, data, options.resume, offload, options.device, ranks)
         say = functools.partial(show_line, console)
         metrics = Metrics(options.log_dir if ranks.is_first else None, training.first_step, say)
-        show_line(console, _begin_spilling(training, options, out, journal))
+        show_line(console, _begin_spilling(training, options, out, journal) or where)
         saves = Saves(training, out, options.save_every, say)
         evaluations = Evaluations(training, out, options.keep_best, metrics, say)
     except BaseException:
@@ -141,7 +133,7 @@ def _run(
         with watch:
             records, duration_s, profiled = _train(training, console, saves, evaluations, metrics, options.profile)
     except SpillError:  # the step is lost, but the run can go on from its last checkpoint
-        go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
+        go_on = f"; go on with: {_again(given, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
         raise
     if profiled is not None:
@@ -149,7 +141,7 @@ def _run(
     if evaluations.end_run and training.step < settings.steps:
         show_line(console, f"ended early at step {training.step}; best held-out loss: {evaluations.best_in_words}")
     elif training.step < settings.steps:
-        show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
+        show_line(console, f"stopped after step {training.step}; go on with: {_again(given, out)}")
         return False
     held_out = training.held_out_loss()  # which all processes compute
     sample = training.sample(SAMPLE_BYTES)  # in which all take part
@@ -230,13 +222,16 @@ def _offload_budget(options: TrainOptions) -> int:
 
 
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
-    """Set the training's `spill` according to the options; return a line about the folder that tensors spill to."""
+    """Set the training's `spill` according to the options; return a line about the folder that tensors spill to.
+
+    The line is empty if they stay in RAM.
+    """
     if training.offload is not None:
         if options.spill:
             training.spill = sg.save_on_disk(training.offload, policy=options.policy)
         return f"offloading to {_as_named(training.offload.preflight(), options.spill_dir or out)}"
     if not options.spill:
-        return "all in RAM"
+        return ""
     budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
     training.spill = sg.save_on_disk(
         options.spill_dir or out, ram_budget=budget, keep_journal=journal, codec=options.codec, on_full=options.on_full,
@@ -255,8 +250,7 @@ def _again(options: TrainOptions, out: Path) -> str:
     words = ["spillgrad", "train", "--resume", str(out)]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        decided = DECIDED if options.ram is not None else ()
-        if field.name not in ("settings", "out", "resume", *decided) and value != field.default:
+        if field.name not in ("settings", "out", "resume") and value != field.default:
             words += _words(field.name, value)
     return shlex.join(words)
 

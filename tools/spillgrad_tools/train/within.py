@@ -1,4 +1,4 @@
-"""`spillgrad train --ram`: train as a plan for so much memory says."""
+"""`spillgrad train --ram`: train as a plan for so much memory says, or in RAM where all plainly fits."""
 
 import dataclasses
 import functools
@@ -20,6 +20,7 @@ from spillgrad_tools.train.data import TrainingData
 from spillgrad_tools.train.display import show_line
 from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.plan import require_disk
+from spillgrad_tools.train.rough_need import rough_need
 from spillgrad_tools.train.training import config_of
 
 # What `--ram auto` leaves to other programs, which may begin later: bytes, or a share of the free memory if that is
@@ -30,15 +31,25 @@ _NOTICED_SHARE = 0.02
 # What planning takes, beside what is in memory when it begins, for the smallest model: the compiler's libraries,
 # threads, files. Measured as the least control group that does not end it.
 _PLANNING_BYTES = 100 << 20
-# What a plan decides.
-DECIDED = ("offload", "ram_budget", "policy", "spill")
+# The share of the memory that a rough guess, which is too high, may take: then nothing is measured.
+_PLAINLY_SHARE = 0.5
 
 
 class Within(NamedTuple):
-    """The options that a plan chose, and the memory that they keep the process within."""
+    """The options to train with, the memory that a plan keeps the process within, and a line about where tensors are.
+
+    Without a plan, there is no such memory.
+    """
 
     options: TrainOptions
-    ram_bytes: int
+    ram_bytes: int | None = None
+    where: str = "all in RAM"
+
+
+def is_automatic(options: TrainOptions) -> bool:
+    """Return whether nothing on the command line says where tensors are to be, so that `--ram auto` holds."""
+    is_said = options.codec or options.encrypt or options.report  # these are about what is spilled
+    return not (options.ram is not None or is_said or any(_decided(options)))
 
 
 def within(
@@ -47,24 +58,38 @@ def within(
 ) -> Within:  # fmt: skip
     """Return the options with which training stays within `options.ram`; print what they are.
 
+    Without `options.ram`, the options stay as they are, unless they say nothing about RAM and disk: then this stays
+    within the memory that is free, as with `--ram auto`. Where all plainly fits, nothing is measured.
+
     A process keeps some of the memory that planning takes. So if this process runs nothing but the command, it calls
     `leave` and starts anew, and does not return; the call of the new program returns what was planned.
     Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
-    disk is too small. Raises ArgumentError if the free memory is not known.
+    disk is too small. Raises ArgumentError if the free memory is not known, and for data that do not fit the model.
     """
     handed = start_anew.handed_over()
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
-    ram_bytes, what = _ram(options)
+    if options.ram is None and not is_automatic(options):
+        return Within(options)
+    ram_bytes, free = _ram(options)
+    if ram_bytes is None:
+        return Within(options)
+    # A plan would take its time before a mistake is said.
+    config = config_of(settings, data, options.resume)
+    if free:
+        need_bytes = rss_bytes() + rough_need(config, settings) + 2 * data.mask_bytes(settings)
+        if need_bytes <= _PLAINLY_SHARE * ram_bytes:
+            where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {free}"
+            return Within(dataclasses.replace(options, spill=False), where=where)
     starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
     least_bytes = rss_bytes() + _PLANNING_BYTES
     if starts_anew and ram_bytes < least_bytes:  # a control group of that size would end the process while it plans
         raise BudgetError(
-            f"train: got --ram {options.ram}, and to plan alone takes {format_bytes(least_bytes)}; give more, or train "
-            "without a plan: --offload --ram-budget SIZE"
+            f"train: got {format_bytes(ram_bytes)} of RAM, and to plan alone takes {format_bytes(least_bytes)}; give "
+            "more with --ram, or train without a plan: --offload --ram-budget SIZE"
         )
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
-    model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
+    model = settings.model if is_named else config
     # This process has the data in memory, and another one has not.
     beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
     beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram_bytes else 0
@@ -80,7 +105,7 @@ def within(
         "policy": "spill" if found.policy == "keep" else found.policy,
         "ram_budget": None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
     }  # fmt: skip
-    for line in (f"within {format_bytes(ram_bytes)} of RAM{what}", *_lines(found)):
+    for line in (f"within {format_bytes(ram_bytes)} of RAM{free and f': {free}'}", *_lines(found)):
         show_line(console, line)
     if starts_anew:
         leave()
@@ -101,28 +126,38 @@ def _in_child(make: "functools.partial[sg.planning.Plan]") -> sg.planning.Plan:
 
 def contradictions(options: TrainOptions) -> Iterator[str]:
     """Yield the options that contradict --ram."""
+    for words in _decided(options):
+        yield f"--ram {options.ram} with {words}"
+
+
+def _decided(options: TrainOptions) -> Iterator[str]:
+    """Yield options that a plan would decide, or that there is no plan for, and why."""
     fields = {field.name: field.default for field in dataclasses.fields(options)}
     given = {"offload": "--offload", "ram_budget": f"--ram-budget {options.ram_budget}",
              "policy": f"--policy {options.policy}", "spill": "--no-spill"}  # fmt: skip
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
-            yield f"--ram {options.ram} with {words}, which the plan decides"
+            yield f"{words}, which the plan decides"
     if options.device != "cpu":
-        yield f"--ram {options.ram} with --device {options.device}, for which there is no plan"
+        yield f"--device {options.device}, for which there is no plan"
 
 
-def _ram(options: TrainOptions) -> tuple[int, str]:
-    """Return the memory for the process, and words that say where the number comes from."""
-    assert options.ram is not None
-    if options.ram != "auto":
+def _ram(options: TrainOptions) -> tuple[int | None, str]:
+    """Return the memory for the process, and words that say where the number comes from; none if it was named.
+
+    The memory is None where it is not known how much is free, and --ram does not ask for it.
+    """
+    if options.ram not in (None, "auto"):
         return parse_bytes(options.ram), ""
     memory = system_memory()
     if memory is None:
+        if options.ram is None:
+            return None, ""
         raise ArgumentError("train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB")
     # Not all of this process counts in its control group: pages of libraries may count in another one.
     free_bytes = min(memory.available_bytes + rss_bytes(), memory.total_bytes)
     left_bytes = int(min(max(_LEFT_BYTES, _LEFT_SHARE * free_bytes), _MOST_LEFT_SHARE * free_bytes))
-    return free_bytes - left_bytes, f": {format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so"
+    return free_bytes - left_bytes, f"{format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so"
 
 
 def _plan(
