@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.plan import plan
@@ -321,6 +323,41 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path):
         plan("gpt2", 8, 2048, "1GiB", tmp_path)
     with pytest.raises(sg.errors.SpillError, match="missing"):
         plan("tiny", 8, 64, "1GiB", tmp_path / "missing")
+
+
+def test_one_of_several_processes_has_its_share_of_batches_and_room_for_sums(tmp_path: Path):
+    alone = planned("4GiB", tmp_path, accumulate=2, offload=False)
+    shared = planned("4GiB", tmp_path, accumulate=4, processes=2, offload=False)
+    assert shared.prediction.compute_s < 1.5 * alone.prediction.compute_s
+    assert shared.prediction.peak_bytes > alone.prediction.peak_bytes
+    rounded = planned("4GiB", tmp_path, accumulate=4, processes=2, offload=False, wire="int8")
+    assert rounded.prediction.peak_bytes >= shared.prediction.peak_bytes + shared.trained_bytes // 2
+    beside = planned("4GiB", tmp_path, accumulate=4, processes=2, offload=False, beside_bytes=1 << 28)
+    assert 250 << 20 < beside.least_bytes - shared.least_bytes < 300 << 20
+
+
+@pytest.mark.parametrize("wire, processes", [("float32", 2), ("int8", 3)])
+def test_the_least_budget_of_an_offloaded_model_is_that_which_the_processes_need(
+    wire: str, processes: int, tmp_path: Path
+):
+    sharing = Sharing(processes, wire_named(wire, "test"))
+    found = profile(
+        gpt, 2, loss_of, sg.optim.AdamW, tmp_path, ram_budget=64 << 20, offload=True, sharing=sharing,
+        steps_in_backward=False,
+    )  # fmt: skip
+    offload = sg.disk_offload(lambda: gpt(2), sg.optim.AdamW, tmp_path, ram_budget=64 << 20, max_grad_norm=1.0)
+    assert found.least_budget == offload._needs(sharing).ram.nbytes > offload.least_budget
+
+
+def test_processes_of_a_machine_share_its_cores_and_its_disk():
+    found = sg.planning.Machine(5, 1e11, sg.planning.Disk(8.0, 4.0, 1e-9, 10)).among(2)
+    assert found == sg.planning.Machine(2, 1e11, sg.planning.Disk(4.0, 2.0, 1e-9, 5))
+
+
+@pytest.mark.parametrize("options", [{"processes": 0}, {"processes": 3}, {"processes": 2, "shard": "all"}], ids=str)
+def test_processes_that_a_plan_cannot_be_for_are_refused(options: dict[str, Any], tmp_path: Path):
+    with pytest.raises(ArgumentError, match="got processes"):
+        planned("4GiB", tmp_path, accumulate=2, **options)
 
 
 def test_adapters_train_less_than_weights(tmp_path: Path):

@@ -84,18 +84,14 @@ def run(options: TrainOptions) -> bool:
     ranks = Ranks()
     console = output_console(is_quiet=not ranks.is_first)
     _require_consistent(options)
-    if options.ram is not None and ranks.size > 1:
-        raise ArgumentError(
-            f"train: got --ram {options.ram} in {ranks.size} processes; plan them together with: spillgrad launch -n "
-            f"{ranks.size} -- plan --ram {options.ram}"
-        )
     settings = _settings(options)
+    ranks.require_batches(settings.accumulate)
     data = TrainingData.load(options.data, options.eval_data, settings.tokenizer, options.skip_bad)
     with contextlib.ExitStack() as stack:
         out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
-        chosen = within(options, settings, data, options.spill_dir or out, console, stack.close)
+        chosen = within(options, settings, data, options.spill_dir or out, console, ranks, stack.close)
         if data.left_out:
             show_line(console, data.left_out)
         journal = _journal(out, ranks)

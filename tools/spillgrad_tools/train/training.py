@@ -95,11 +95,7 @@ class Training:
     ) -> None:  # fmt: skip
         self.ranks = ranks or Ranks()
         require_consistent(settings)
-        if settings.accumulate < self.ranks.size:
-            raise ArgumentError(
-                f"train: got --accumulate {settings.accumulate} with {self.ranks.size} processes; give --accumulate "
-                f"{self.ranks.size} or a multiple: the batches of a step, of which each process computes its share"
-            )
+        self.ranks.require_batches(settings.accumulate)
         self.device = as_device(device)
         sg.manual_seed(settings.seed)
         self.spill: sg.save_on_disk | None = None
