@@ -18,8 +18,8 @@ from spillgrad_tools.train.options import TrainSettings
 BYTES = 256
 TOKENIZER = "tokenizer.json"
 SAMPLE_PROMPT = "The "
-# A file with one of these suffixes holds records, a folder if one of its files has one of the first three: folders of
-# texts may hold other JSON.
+# A file with one of these suffixes holds records. So does a folder if all of its files have the same one, or if one has
+# one of the first three: folders of texts may hold other JSON.
 _OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".json")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 Content = np.ndarray | sg.data.Documents
@@ -234,4 +234,4 @@ def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_ba
 
 def _holds_records(path: Path) -> bool:
     suffixes = {file.suffix.lower() for file in files_of(path)}
-    return not suffixes.isdisjoint(_OF_RECORDS[:3] if path.is_dir() else _OF_RECORDS)
+    return not suffixes.isdisjoint(_OF_RECORDS[:3] if len(suffixes) > 1 else _OF_RECORDS)
