@@ -19,6 +19,7 @@ from spillgrad_tools.launch.failure import one_of_several
 from spillgrad_tools.launch.options import LaunchOptions
 from spillgrad_tools.options import INTERRUPTED, WRONG, Disk, Json, close_output, named_path, runs
 from spillgrad_tools.plain_warnings import warnings_for_users
+from spillgrad_tools.termination import unwinding
 from spillgrad_tools.train.options import PANELS, PlanOptions, TrainOptions, TrainSettings
 
 BAD_INPUT = 2
@@ -265,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from spillgrad.errors import ArgumentError
 
             raise ArgumentError("standard output is closed; lead it to a file, or to /dev/null")
-        with contextlib.nullcontext() if debug else warnings_for_users():
+        with unwinding() if argv is None else contextlib.nullcontext(), _warnings(debug):
             status = typer.main.get_command(app).main(arguments, prog_name="spillgrad", standalone_mode=False) or 0
             sys.stdout.flush()  # a failure at the exit of the process would not be reported
             return status
@@ -282,6 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from spillgrad.errors import SpillCorruptionError
 
         return WRONG if isinstance(error, SpillCorruptionError) else BAD_INPUT
+
+
+def _warnings(debug: bool) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if debug else warnings_for_users()
 
 
 def _errors_of_the_user() -> tuple[type[Exception], ...]:

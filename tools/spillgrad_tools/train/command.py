@@ -3,15 +3,11 @@
 import collections
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import functools
 import gc
 import itertools
-import os
 import shlex
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,9 +21,9 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.inspection.runs import RunReader
 from spillgrad.storage.disk.preflight import Preflight
-from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
+from spillgrad_tools import start_anew
 from spillgrad_tools.report.page import report, require_packages
 from spillgrad_tools.train.data import TrainingData, tokenizer_of
 from spillgrad_tools.train.display import (
@@ -39,6 +35,8 @@ from spillgrad_tools.train.display import (
     show_sample,
 )
 from spillgrad_tools.train.evaluation import Evaluations, require_not_ended
+from spillgrad_tools.train.folders import metrics_folder, output_folder
+from spillgrad_tools.train.handed_data import hand_over, taken
 from spillgrad_tools.train.metrics import Metrics
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.ranks import Ranks
@@ -86,12 +84,23 @@ def run(options: TrainOptions) -> bool:
     _require_consistent(options)
     settings = _settings(options)
     ranks.require_batches(settings.accumulate)
-    data = TrainingData.load(options.data, options.eval_data, settings.tokenizer, options.skip_bad)
     with contextlib.ExitStack() as stack:
-        out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
+        out = ranks.firsts(stack.enter_context(output_folder(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
-        chosen = within(options, settings, data, options.spill_dir or out, console, ranks, stack.close)
+        if ranks.is_first:
+            stack.enter_context(metrics_folder(options.log_dir, out))
+        handed = start_anew.handed_over()
+        data = taken(handed, settings.tokenizer) or TrainingData.load(
+            options.data, options.eval_data, settings.tokenizer, options.skip_bad
+        )
+
+        def leave() -> dict[str, Any]:
+            values = hand_over(data, options.spill_dir or out)
+            stack.close()
+            return values
+
+        chosen = within(options, settings, data, options.spill_dir or out, console, ranks, handed, leave)
         if data.left_out:
             show_line(console, data.left_out)
         journal = _journal(out, ranks)
@@ -318,64 +327,3 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     return [f"--{option}", str(value)]
-
-
-@contextlib.contextmanager
-def _output_directory(options: TrainOptions) -> Iterator[Path]:
-    """Context manager: lock the checkpoint's folder, which --out or --resume names, or else a new folder in runs/.
-
-    A missing folder is made; a folder that is empty at the end is removed. If the folder is in runs/, the spill files
-    of killed runs in runs/ are removed. Raises OSError if the folder cannot be written. Raises ArgumentError if the
-    folder holds the checkpoint of another run, or if another training writes to it.
-    """
-    runs = Path("runs")
-    named = options.out or options.resume
-    if (named is None or named.parent == runs) and runs.exists():
-        sweep(runs, below=True)
-    new = (runs / str(number) for number in itertools.count(1))
-    for out in [named] if named is not None else (directory for directory in new if not directory.exists()):
-        made = [directory for directory in (out, *out.parents) if not directory.exists()]
-        out.mkdir(parents=True, exist_ok=True)
-        lock_fd = _lock(out)
-        if lock_fd is not None:
-            break
-    else:
-        raise ArgumentError(
-            f"train: another training is writing to {named}; wait until it ends, or name another folder with --out"
-        )
-    try:
-        if out != options.resume and (out / "checkpoint.json").exists():
-            raise ArgumentError(
-                f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
-            )
-        with tempfile.TemporaryFile(dir=out):
-            pass
-        yield out
-    finally:
-        for directory in made or [out]:
-            if not any(directory.iterdir()):
-                directory.rmdir()
-        os.close(lock_fd)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder until the returned file descriptor is closed; no file is made in the folder.
-
-    Return None if another process has locked the folder, or has removed it meanwhile.
-    """
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(folder)):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        return fd  # a network file system without locks for folders
-    os.close(fd)
-    return None

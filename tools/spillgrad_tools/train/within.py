@@ -69,7 +69,7 @@ def is_automatic(options: TrainOptions) -> bool:
 
 def within(
     options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
-    leave: Callable[[], None],
+    handed: Mapping[str, Any], leave: Callable[[], Mapping[str, Any]],
 ) -> Within:  # fmt: skip
     """Return the options with which each process stays within `options.ram`; print what they are.
 
@@ -78,11 +78,11 @@ def within(
     processes, which all call this, the first one decides for all.
 
     A process keeps some of the memory that planning takes. So if this process runs nothing but the command, it calls
-    `leave` and starts anew, and does not return; the call of the new program returns what was planned.
+    `leave` and starts anew, and does not return; the call of the new program, to which is `handed` what was planned and
+    what `leave` has returned, returns the plan.
     Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
     disk is too small. Raises ArgumentError if the free memory is not known, and for data that do not fit the model.
     """
-    handed = start_anew.handed_over()
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
     if options.ram is None and not is_automatic(options):
@@ -104,7 +104,7 @@ def within(
 
 def _planned(
     options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
-    leave: Callable[[], None], handed: Mapping[str, Any], ram: _Ram, config: Config,
+    leave: Callable[[], Mapping[str, Any]], handed: Mapping[str, Any], ram: _Ram, config: Config,
 ) -> dict[str, Any]:  # fmt: skip
     """Plan, print the plan, and return the options that it chooses; or start anew with them."""
     assert ram.nbytes is not None
@@ -121,6 +121,7 @@ def _planned(
     beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
     beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram.nbytes else 0
     beside_bytes += ranks.mpi_bytes + _MESSAGES_BYTES if ranks.size > 1 else 0
+    place.mkdir(parents=True, exist_ok=True)  # as a store does
     make = functools.partial(
         _plan, model, settings, ram.nbytes, place, may_offload=not (options.codec or options.encrypt),
         threads=sg.get_num_threads(), ranks=ranks.size, ranks_here=ram.ranks_here, beside_bytes=beside_bytes,
@@ -141,8 +142,7 @@ def _planned(
     ):
         show_line(console, line)
     if starts_anew:
-        leave()
-        start_anew.start_anew(chosen=chosen, ram_bytes=ram.nbytes)
+        start_anew.start_anew(chosen=chosen, ram_bytes=ram.nbytes, **leave())
     return chosen
 
 
