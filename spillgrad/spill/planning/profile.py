@@ -329,7 +329,7 @@ class _Watched:
             layer_s=_medians(layers),
             recomputable=self.recorder.units(),
             held=dict(sampler.held),
-            least_budget=self._least_budget(),
+            least_budget=0 if self._offload is None else self._offload._needs(self.sharing).ram.nbytes,
             state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
             base_bytes=in_steps(base_bytes),
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
@@ -363,11 +363,6 @@ class _Watched:
         prefix = f"{self.layers}." if self.layers else ""
         begin, end = self.marks[f"backward of {last}"], self.marks[f"backward of {last - 1}"]
         return {"forward": self.recorder.seconds[f"{prefix}{last}"], "backward": end - begin}
-
-    def _least_budget(self) -> int:
-        if self._offload is None:
-            return 0
-        return max(self._offload.least_budget, self._offload._needs(self.sharing).ram.nbytes)
 
     def _accumulated(self) -> frozenset[int]:
         """Return the item numbers of the gradients that exist before the last batch; with one batch, an empty set."""
