@@ -12,7 +12,7 @@ import spillgrad as sg
 from spillgrad.data.records import Records
 from spillgrad.data.text import files_of
 from spillgrad.errors import ArgumentError, DataError
-from spillgrad.models.language_model import NO_TARGET
+from spillgrad.ops.losses import IGNORE_INDEX
 from spillgrad_tools.train.options import TrainSettings
 
 BYTES = 256
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     def counted(self) -> int:
         """Return how many targets count."""
-        return int(np.count_nonzero(self.y != NO_TARGET))
+        return int(np.count_nonzero(self.y != IGNORE_INDEX))
 
     def parts(self, size: int) -> Iterator["Batch"]:
         """Split the batch into batches of at most `size` rows."""
