@@ -221,10 +221,9 @@ def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_ba
         if tokenizer is None:
             return np.frombuffer(text, np.uint8), ""
         try:
-            tokens = tokenizer.encode(text)
+            return tokenizer.encode_compactly(text), ""
         except DataError as error:
             raise DataError(f"{error} (in {path})") from error
-        return tokens.astype(np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))), ""
     records = Records(path, skip_bad)
     try:
         return sg.data.Documents.from_records(records, tokenizer), records.report()
