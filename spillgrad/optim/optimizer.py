@@ -379,6 +379,24 @@ class Optimizer:
         """
         return 1
 
+    def state_shape(self, key: str, param: Tensor) -> tuple[int, ...]:
+        """Return the shape of an entry of a parameter's state that is not a number.
+
+        Parameters
+        ----------
+        key : str
+            Name of the entry.
+        param : Tensor
+            The parameter, or the part of it that the entry is for.
+
+        Returns
+        -------
+        tuple of int
+            The parameter's shape; of scales of state in 8 bits, one dimension.
+        """
+        each = self.elements_each(key)
+        return tuple(param.shape) if each == 1 else (-(-param.numel() // each),)
+
     @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
@@ -604,16 +622,11 @@ class Optimizer:
             if number in by_number and self.state_has_shape_of_parameter
             for key, value in state.items()
             if isinstance(value, Tensor | StoredTensor) and value.ndim
-            if tuple(value.shape) != (wanted := self._shape_of(key, by_number[number]))
+            if tuple(value.shape) != (wanted := self.state_shape(key, by_number[number]))
         ]
         if unknown or misshapen:
             listed = ", ".join([f"{number} (no such parameter)" for number in unknown] + misshapen)
             raise StateDictError(f"{name}: got state that does not fit: {listed}; give the state of the same model")
-
-    def _shape_of(self, key: str, param: Tensor) -> tuple[int, ...]:
-        """Return the shape of an entry of a parameter's state."""
-        each = self.elements_each(key)
-        return tuple(param.shape) if each == 1 else (-(-param.numel() // each),)
 
     def _by_number(self, state_dict: Mapping[str, Any]) -> dict[int, Tensor]:
         params = [param for group in self.param_groups for param in group["params"]]

@@ -95,8 +95,8 @@ def converted(
     """Return the entries of a tensor of state in another format: `entries` has it and, in 8 bits, its scales."""
     value, scales = entries[name], entries.get(scale_name(name))
     found = INT8 if scales is not None else BF16 if value.numpy_dtype == dtypes.bfloat16 else EXACT
-    if found == state_format:
-        return dict(entries) if found != EXACT else {name: to_dtype(value, param.numpy_dtype)}
+    if found == state_format and (found != EXACT or value.numpy_dtype == param.numpy_dtype):
+        return dict(entries)
     array = value.numpy()
     if scales is not None:
         array = state_codes.decode(Encoded(_KINDS[INT8][is_signed], array, scales.numpy()))
