@@ -293,7 +293,7 @@ def _norm(grad: Tensor) -> float:
 def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
     """Return the bytes of a parameter's state, including state that its first update will make."""
     there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
-    expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
+    expected = optimizer.state_bytes(param, group) if param.requires_grad else 0
     return max(sum(there), expected)
 
 
