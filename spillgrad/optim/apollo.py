@@ -215,7 +215,8 @@ class APOLLOAdamW(Optimizer):
         number = state["step"] // group["update_proj_gap"]
         matrix = self.projection(group["seed"], state["place"], number, (group["rank"], min(rows, columns)))
         matrix = matrix.to(dtype=grad.dtype, device=grad.device)
-        return grad @ matrix.T if rows >= columns else matrix @ grad
+        product: Tensor = grad @ matrix.T if rows >= columns else matrix @ grad
+        return product
 
     def _scaled(
         self, grad: Tensor, low: Tensor, low_step: Tensor, state: State, group: Group

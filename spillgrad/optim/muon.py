@@ -157,4 +157,5 @@ def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
 
 def _rounded(x: Tensor) -> Tensor:
     """Return float32 numbers rounded to bfloat16's, as PyTorch rounds each product once it is added to its addend."""
-    return x.to("bfloat16").to("float32")
+    rounded: Tensor = x.to("bfloat16").to("float32")
+    return rounded

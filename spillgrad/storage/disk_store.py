@@ -498,7 +498,7 @@ class DiskStore(TieredStore[DiskEntry]):
             If the file was changed since its header was read.
         """
         state = self._state
-        extent = self._segments.source(part)
+        extent: SourceExtent | None = self._segments.source(part)
         try:
             with state.lock:
                 entry = state.open_entry("read_from", handle)

@@ -99,12 +99,13 @@ class TensorResidents(Residents):
 
     def offload_unset(self, tensor: Tensor, label: Label) -> None:
         """Do what `offload` does; of a parameter on the host, whose values are loaded later, store none before."""
-        storage, array = tensor._storage, tensor._array
-        is_plain = type(tensor) is Parameter and type(storage) is Storage and storage.array is array
-        if is_plain and device_of(array) is CPU:
-            handle = self.store.put_unset(array.shape, array.dtype, label)
-            storage.__class__ = OffloadedStorage
-            cast(OffloadedStorage, storage).place(self, self.store, handle, array)
+        storage = tensor._storage
+        if type(tensor) is Parameter and type(storage) is Storage and device_of(storage.array) is CPU:
+            array = tensor._array
+            if array is storage.array:
+                handle = self.store.put_unset(array.shape, array.dtype, label)
+                storage.__class__ = OffloadedStorage
+                cast(OffloadedStorage, storage).place(self, self.store, handle, array)
             del array
         self.offload(tensor, label)
 
