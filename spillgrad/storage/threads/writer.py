@@ -62,9 +62,8 @@ class Writer:
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[DiskEntry] = collections.deque()
         self._moving = self._moving_bytes = 0
-        self._freed: list[
-            Extent | SourceExtent | NoValues
-        ] = []  # extents to give back; only the writer's thread uses this list
+        # What is to be given back; only the writer's thread uses this list.
+        self._freed: list[Extent | SourceExtent | NoValues] = []
         self._waits_for_others = False  # a failed write is tried again when no other is under way
 
     # What callers do, with the lock held
