@@ -51,20 +51,29 @@ _GAINS = {**dict.fromkeys(_LINEAR, 1.0), "sigmoid": 1.0, "tanh": 5 / 3, "relu": 
 
 
 class _Skipping(threading.local):
-    now = False
+    now = values_come = False
 
 
 _skipping = _Skipping()
 
 
 @contextlib.contextmanager
-def skipped() -> Iterator[None]:
-    """Context manager: skip the initialisation of weights in this thread, because they are loaded afterwards."""
-    former, _skipping.now = _skipping.now, True
+def skipped(loads_all: bool = True) -> Iterator[None]:
+    """Context manager: skip the initialisation of weights in this thread.
+
+    With `loads_all`, all parameters that modules register are loaded afterwards: their values are not used.
+    """
+    former = _skipping.now, _skipping.values_come
+    _skipping.now, _skipping.values_come = True, loads_all
     try:
         yield
     finally:
-        _skipping.now = former
+        _skipping.now, _skipping.values_come = former
+
+
+def values_come_later() -> bool:
+    """Return whether the parameters that this thread's modules register are loaded afterwards."""
+    return _skipping.values_come
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
