@@ -752,10 +752,13 @@ class Module(ModuleCalls, ModuleState):
         return self._convert(lambda tensor: tensor.type(dst_type))
 
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
+        exact = {id(m._buffers.get(name)) for m in self.modules() for name in m._exact}
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
                 # Both are converted before either is replaced, because the device may have no room for the second.
                 data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
+                if id(tensor) in exact and data.dtype is not tensor.dtype:
+                    data = tensor.data.to(data.device)
                 tensor.grad = None
                 tensor.data = data
                 tensor.grad = grad
