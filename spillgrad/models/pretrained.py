@@ -10,6 +10,7 @@ from spillgrad.files import safetensors_io
 from spillgrad.files.checkpoint import load_into, require_state
 from spillgrad.files.checkpoint_directory import CONFIG, POINTER, of_current
 from spillgrad.files.safetensors_io import StoredTensor
+from spillgrad.models import quantized_files
 from spillgrad.nn import init
 
 T = TypeVar("T")
@@ -68,13 +69,17 @@ def filled(
     Raises CheckpointError, before anything changes, that lists every tensor that is missing, unexpected or of another
     shape.
     """
-    saved = layout.own_weights(saved)
+    named, matrices = quantized_files.split(saved)
+    saved = layout.own_weights(named)
     if model is None:
         sizes = config or layout.config_of(saved, description, path)
         require_layers(getattr(sizes, layout.layers), saved, path)
-        with init.skipped():
+        with init.skipped(without_memory=bool(matrices)):
             model = layout.kind(sizes)
-    if model.lm_head.weight is model.get_parameter(layout.embedding):
+    if matrices:
+        model = quantized_files.prepare(model, saved, matrices)
+        quantized_files.give_memory(model)
+    if model.lm_head.weight is model.get_submodule(layout.embedding.removesuffix(".weight")).weight:
         saved = _without_tied_head(saved, layout.embedding, path)
     try:
         load_into(model, saved, strict=True)

@@ -35,7 +35,7 @@ from spillgrad_tools.train.display import (
     show_sample,
 )
 from spillgrad_tools.train.evaluation import Evaluations, require_not_ended
-from spillgrad_tools.train.folders import metrics_folder, output_folder
+from spillgrad_tools.train.folders import metrics_folder, output_folder, require_writable
 from spillgrad_tools.train.handed_data import hand_over, taken
 from spillgrad_tools.train.metrics import Metrics
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
@@ -90,6 +90,8 @@ def run(options: TrainOptions) -> bool:
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
         if ranks.is_first:
             stack.enter_context(metrics_folder(options.log_dir, out))
+            if options.spill_dir is not None:
+                require_writable(options.spill_dir, "--spill-dir")
         handed = start_anew.handed_over()
         data = taken(handed, settings.tokenizer) or TrainingData.load(
             options.data, options.eval_data, settings.tokenizer, options.skip_bad

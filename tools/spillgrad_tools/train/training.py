@@ -247,6 +247,10 @@ class Training:
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
+            if rank is None and any(isinstance(layer, sg.nn.QuantizedLinear) for layer in model.modules()):
+                raise ArgumentError(
+                    f"train: the weights in {weights} are quantized; train adapters beside them with --lora"
+                )
         else:
             with contextlib.nullcontext() if is_new or rank is not None else init.skipped():
                 model = sg.models.build(self._config)
