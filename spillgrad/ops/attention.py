@@ -299,8 +299,10 @@ def checked_batch(name: str, query: Tensor, key: Tensor, value: Tensor) -> tuple
         raise ShapeError(
             f"{shapes}; key and value must have the same number of positions (the dimension before the last)"
         )
+    batch = query.shape[:-2]
     try:
-        batch = np.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        if not batch == key.shape[:-2] == value.shape[:-2]:
+            batch = np.broadcast_shapes(batch, key.shape[:-2], value.shape[:-2])
     except ValueError as error:
         raise ShapeError(f"{shapes}; leading dimensions must broadcast") from error
     dtypes_found = {product_dtype(x.numpy_dtype) for x in (query, key, value)}

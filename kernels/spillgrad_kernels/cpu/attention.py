@@ -34,7 +34,7 @@ from spillgrad_kernels.cpu.pointers import aligned, array_at
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of, tile_columns
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
-from spillgrad_kernels.layout import batch_offsets, layout_of
+from spillgrad_kernels.layout import address_of, batch_offsets, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.attention import (
     Dropout,
@@ -266,7 +266,9 @@ def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
     """
     lead = array.shape[:-1]
     order = sorted(range(len(lead)), key=lambda axis: -abs(array.strides[axis]))
-    ordered = buffers.empty((*(lead[axis] for axis in order), width), array.dtype)
+    ordered = buffers.empty((*[lead[axis] for axis in order], width), array.dtype)
+    if order == sorted(order):
+        return ordered
     return ordered.transpose(*np.argsort(order), len(lead))
 
 
@@ -277,7 +279,7 @@ def common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     holds the address of each operand's matrix for each head. The last holds the row stride and the column stride of
     each operand, in bytes.
     """
-    starts = np.array([operand.ctypes.data for operand in operands], np.int64)
+    starts = np.array([address_of(operand) for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)
     places = batch_offsets(operands[0].shape[:-2], *map(layout_of, operands)) + starts
     return np.empty(0, operands[0].dtype), np.empty(0, np.bool_), places, strides
