@@ -33,7 +33,7 @@ _UNROLLED_BYTES = 4 * VECTOR_BYTES
 # random words that one counter gives.
 _FIRST_COLUMNS = 4 * TILE_ROWS
 NO_MASK, CHOICE, BIAS = 0, 1, 2
-_INT32 = np.zeros(1, np.int32)
+_INT32, _HIGHEST = np.zeros(1, np.int32), (1 << 31) - 1
 LOG2_E = 1 / math.log(2)
 
 
@@ -147,14 +147,14 @@ def load_starts(starts: np.ndarray, lows: np.ndarray, source: int, row: int, is_
     lows[:] = 0
     if not is_given:
         return 0
-    least = np.int64(np.iinfo(np.int32).max)
+    least: int = _HIGHEST
     for r in range(starts.size):
         start = max(0, array_at(_INT32, source + r * row, 1)[0])
         starts[r] = start
         block = r // TILE_ROWS
         lows[block] = start if r % TILE_ROWS == 0 else min(lows[block], start)
         least = min(least, start)
-    return least  # type: ignore[no-any-return]
+    return least
 
 
 @jit
@@ -163,7 +163,7 @@ def first_column(lows: np.ndarray, k0: int) -> int:
     least = k0 + KEYS
     for low in lows:
         least = min(least, low)
-    return max(0, least - k0) // _FIRST_COLUMNS * _FIRST_COLUMNS  # type: ignore[no-any-return]
+    return max(0, least - k0) // _FIRST_COLUMNS * _FIRST_COLUMNS
 
 
 @jit
