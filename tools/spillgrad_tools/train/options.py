@@ -111,9 +111,9 @@ class TrainOptions:
         False
     )
     ram: Annotated[str | None, Option(
-        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan "
-        "chooses the options for RAM and disk, to the same numbers; where all plainly fits, it stays in RAM.",
-        show_default="auto, unless one of these options is given",
+        metavar="SIZE", help="Memory that the whole process may take, or each of several, such as 4GiB; auto is what "
+        "is free. A plan chooses what goes to disk, to the same numbers; where all plainly fits, it stays in RAM.",
+        show_default="auto, unless other options say what goes to disk",
     )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
