@@ -81,8 +81,12 @@ NEVER = {
     ),
     **dict.fromkeys(LAYERS_ABOVE_TENSORS, DOORS),
 }
-# Byte counts as text and locks of files open no store: whoever needs one may use it.
-STORAGE_FREE_FOR_ALL = ("spillgrad.storage.sizes", "spillgrad.storage.runs.file_lock")
+# Byte counts as text, locks of files and places in files open no store: whoever needs one may use it.
+STORAGE_FREE_FOR_ALL = (
+    "spillgrad.storage.sizes",
+    "spillgrad.storage.runs.file_lock",
+    "spillgrad.storage.disk.file_part",
+)
 # Only these open the storage room, and only these know another framework.
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad.inspection", "spillgrad_tools")
 FRAMEWORK_USERS = (
@@ -130,7 +134,8 @@ LONG_BY_DOCSTRINGS = {
     "spillgrad.ops.arithmetic", "spillgrad.ops.creation", "spillgrad.ops.index_replace", "spillgrad.ops.indexing",
     "spillgrad.ops.join_split", "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce",
     "spillgrad.ops.shape", "spillgrad.ops.solving", "spillgrad.ops.sorting", "spillgrad.optim.adaptive",
-    "spillgrad.optim.optimizer", "spillgrad.profiler", "spillgrad.sparse.coo", "spillgrad.spill.planning.profile",
+    "spillgrad.optim.optimizer", "spillgrad.profiler", "spillgrad.sparse.coo", "spillgrad.spill.planning.plan",
+    "spillgrad.spill.planning.profile",
     "spillgrad.storage.disk_store", "spillgrad.tensor", "spillgrad.tensor_data",
 }  # fmt: skip
 

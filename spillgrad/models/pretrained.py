@@ -98,7 +98,8 @@ def _read(file: Path, is_described: bool) -> tuple[Weights, dict[str, Any] | Non
         raise MissingFileError(
             f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
         )
-    return safetensors_io.read(file), safetensors_io.read_json(file.with_name(CONFIG)) if is_described else None
+    weights = safetensors_io.read(file, in_place=True)
+    return weights, safetensors_io.read_json(file.with_name(CONFIG)) if is_described else None
 
 
 def _file_in(folder: Path) -> Path:

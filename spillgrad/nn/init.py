@@ -51,25 +51,30 @@ _GAINS = {**dict.fromkeys(_LINEAR, 1.0), "sigmoid": 1.0, "tanh": 5 / 3, "relu": 
 
 
 class _Skipping(threading.local):
-    now = False
-    without_memory = False
+    now = values_come = without_memory = False
 
 
 _skipping = _Skipping()
 
 
 @contextlib.contextmanager
-def skipped(without_memory: bool = False) -> Iterator[None]:
-    """Context manager: skip the initialisation of weights in this thread, because they are loaded afterwards.
+def skipped(loads_all: bool = True, without_memory: bool = False) -> Iterator[None]:
+    """Context manager: skip the initialisation of weights in this thread.
 
-    If `without_memory`, weights of linear layers and tables do not even get memory: see `uninitialised`.
+    With `loads_all`, all parameters that modules register are loaded afterwards: their values are not used. With
+    `without_memory`, weights of linear layers and tables do not even get memory: see `uninitialised`.
     """
-    former = _skipping.now, _skipping.without_memory
-    _skipping.now, _skipping.without_memory = True, without_memory
+    former = _skipping.now, _skipping.values_come, _skipping.without_memory
+    _skipping.now, _skipping.values_come, _skipping.without_memory = True, loads_all, without_memory
     try:
         yield
     finally:
-        _skipping.now, _skipping.without_memory = former
+        _skipping.now, _skipping.values_come, _skipping.without_memory = former
+
+
+def values_come_later() -> bool:
+    """Return whether the parameters that this thread's modules register are loaded afterwards."""
+    return _skipping.values_come
 
 
 def uninitialised(*shape: int, device: Any = None, dtype: Any = None) -> Tensor:

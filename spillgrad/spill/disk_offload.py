@@ -143,7 +143,11 @@ class disk_offload(OffloadOwner):
 
     **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
     pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
-    `Muon`, `Adafactor` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+    `Muon`, `Adafactor`, `APOLLOAdamW` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+
+    **Weights in files.** What `from_safetensors` loads is not copied: until it is changed, it is read in the
+    safetensors files, which stay as they are. Weights that stay frozen need no disk. If such a file is overwritten
+    meanwhile, the next read raises SpillCorruptionError. Files of float16 or bfloat16 do for float32 weights.
 
     **Arrays and copies.** The array that ``numpy()`` returns for an offloaded tensor may be written to. If it was, its
     values are stored again once no reference to the array is left. Copies and pickles of the model and of the optimizer
