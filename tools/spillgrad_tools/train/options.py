@@ -15,6 +15,9 @@ MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
     help="Format in which gradients travel to the other processes; one process rounds likewise.",
 )]  # fmt: skip
+State = Annotated[Literal["float32", "bf16", "int8"], Option(
+    help="Format of the optimizer's state: exact, or in fewer bits. Small and sensitive parameters keep exact state.",
+)]  # fmt: skip
 Shard = Annotated[Literal["state", "all"], Option(
     help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
     "too, which need less disk and more network then.",
@@ -74,6 +77,7 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
+    state: State = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
     eval_every: Annotated[int | None, Option(
@@ -209,6 +213,7 @@ class PlanOptions:
     latency: Annotated[str | None, Option(
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
+    state: State = TrainSettings.state
     wire: Wire = TrainSettings.wire
     shard: Shard = "state"
     as_json: Json = False
@@ -219,7 +224,7 @@ PANELS = {
     "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
     "Training": (
         "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
-        "autocast", "seed",
+        "autocast", "state", "seed",
     ),
     "Evaluation and metrics": (
         "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",
