@@ -172,6 +172,8 @@ def _decided(options: TrainOptions) -> Iterator[str]:
             yield f"{words}, which the plan decides"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
+    if options.shard != "state" and options.ram is not None:
+        yield f"--shard {options.shard}, which no plan chooses: it wants --offload --ram-budget SIZE"
 
 
 def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
