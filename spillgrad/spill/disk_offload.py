@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from spillgrad.distributed.process_group import ProcessGroup, is_initialized, member
 from spillgrad.distributed.wires import wire_named
@@ -12,6 +13,7 @@ from spillgrad.errors import ArgumentError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
@@ -87,6 +89,10 @@ class disk_offload(OffloadOwner):
         The format in which float32 gradients travel to be added up. Each backward's gradient is rounded to bfloat16, or
         to 255 levels that 128 neighbours share; the sums are made in float32. A process alone rounds likewise, so the
         bits are those of any number of processes.
+    state : {"float32", "bf16", "int8"}, optional
+        The format of the optimizer's state, which is converted if it exists: as `state` of `AdamW`, `Adam`, `Lion` and
+        `SGD`. Small and sensitive parameters keep exact state; ``optimizer.state_formats()`` shows which. By default,
+        the optimizer's own format.
 
     Attributes
     ----------
@@ -106,8 +112,9 @@ class disk_offload(OffloadOwner):
     BudgetError
         If a size does not parse, or is below its least budget.
     ArgumentError
-        If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; or if
-        `step_in_backward` or `max_grad_norm` is given without an optimizer.
+        If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; if
+        `step_in_backward`, `max_grad_norm` or `state` is given without an optimizer; or if `state` is no format of the
+        optimizer's.
     DistributedError
         If the processes of the group have different models.
     UnsupportedError
@@ -226,7 +233,13 @@ class disk_offload(OffloadOwner):
         shard: str | None = "state",
         process_group: ProcessGroup | None = None,
         wire: str = "float32",
+        state: str | None = None,
     ) -> None:
+        self._state_format = state
+        if state is not None:
+            require_format("disk_offload", state)
+            if optimizer is None:
+                raise ArgumentError(f"disk_offload: got state={state!r} without an optimizer; give one")
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
         self._device_budget = device_budget
@@ -273,6 +286,12 @@ class disk_offload(OffloadOwner):
                 "disk_offload: the optimizer is that of another offload already; offload models that share one "
                 "together, in a ModuleList"
             )
+
+    def _built_optimizer(self, given: Any) -> Any:
+        optimizer = super()._built_optimizer(given)
+        if self._state_format is not None:
+            optimizer.set_state_format(self._state_format)
+        return optimizer
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         needs = super()._require_budgets(ram_budget_bytes)

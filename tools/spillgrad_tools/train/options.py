@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from spillgrad_tools.options import Batch, Context, Disk, Json
+from spillgrad_tools.options import Batch, Context, Disk, Json, named_path
 
 DEFAULT_RAM_BUDGET = "64MiB"
 # What a switch and two machines of a local network take.
@@ -14,6 +14,9 @@ DEFAULT_LATENCY = "50us"
 MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
     help="Format in which gradients travel to the other processes; one process rounds likewise.",
+)]  # fmt: skip
+State = Annotated[Literal["float32", "bf16", "int8"], Option(
+    help="Format of the optimizer's state: exact, or in fewer bits. Small and sensitive parameters keep exact state.",
 )]  # fmt: skip
 Shard = Annotated[Literal["state", "all"], Option(
     help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
@@ -74,6 +77,7 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
+    state: State = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
     eval_every: Annotated[int | None, Option(
@@ -100,20 +104,27 @@ class TrainOptions:
     settings: dict[str, Any]
     data: Annotated[
         Path | None, Option(
+            parser=named_path, metavar="PATH",
             help="Text, JSON lines (text; prompt and completion; messages), Parquet, or a folder of them.",
             show_default="Python's reference text",
         )
     ] = None  # fmt: skip
     eval_data: Annotated[
-        Path | None, Option(help="Records to evaluate with.", show_default="a tenth of --data, held out")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="PATH",
+            help="Records to evaluate with.",
+            show_default="a tenth of --data, held out",
+        ),
     ] = None
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out records that cannot be used, and say how many.")] = (
         False
     )
     ram: Annotated[str | None, Option(
-        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan "
-        "chooses the options for RAM and disk, to the same numbers; where all plainly fits, it stays in RAM.",
-        show_default="auto, unless one of these options is given",
+        metavar="SIZE", help="Memory that the whole process may take, or each of several, such as 4GiB; auto is what "
+        "is free. A plan chooses what goes to disk, to the same numbers; where all plainly fits, it stays in RAM.",
+        show_default="auto, unless other options say what goes to disk",
     )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
@@ -123,7 +134,9 @@ class TrainOptions:
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
     shard: Shard = "state"
-    out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
+    out: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Folder of the checkpoint.", show_default="a new one in runs/",
+    )] = None  # fmt: skip
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
         show_default="every ten minutes",
@@ -132,6 +145,7 @@ class TrainOptions:
         "--keep-best", help="Keep the checkpoint of the best evaluation in best/, beside the last one.",
     )] = False  # fmt: skip
     log_dir: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER",
         help="Write metrics.jsonl to this folder, a line for each step, and TensorBoard's event files.",
         show_default="no metrics",
     )] = None  # fmt: skip
@@ -139,9 +153,17 @@ class TrainOptions:
         Literal["cpu", "cuda"], Option(help="Where the model is: this machine's memory, or its GPU's.")
     ] = "cpu"
     spill_dir: Annotated[
-        Path | None, Option(help="Folder of the spill files.", show_default="that of the checkpoint")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="FOLDER",
+            help="Folder of the spill files.",
+            show_default="that of the checkpoint",
+        ),
     ] = None
-    resume: Annotated[Path | None, Option(help="Continue the run whose checkpoint is in this folder.")] = None
+    resume: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Continue the run whose checkpoint is in this folder.",
+    )] = None  # fmt: skip
     spill: Annotated[bool, Option("--spill/--no-spill", help="Whether saved tensors may go to disk.")] = True
     codec: Annotated[Literal["lossless", "bf16", "int8"] | None, Option(
         help="Smaller files: compressed, or less exact, which changes gradients a little.",
@@ -191,6 +213,7 @@ class PlanOptions:
     latency: Annotated[str | None, Option(
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
+    state: State = TrainSettings.state
     wire: Wire = TrainSettings.wire
     shard: Shard = "state"
     as_json: Json = False
@@ -201,7 +224,7 @@ PANELS = {
     "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
     "Training": (
         "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
-        "autocast", "seed",
+        "autocast", "state", "seed",
     ),
     "Evaluation and metrics": (
         "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",

@@ -257,7 +257,9 @@ class Training:
         return model if rank is None else sg.nn.lora(model, rank)  # type: ignore[return-value]
 
     def _make_optimizer(self, parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
-        return sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=self.settings.weight_decay)
+        return sg.optim.AdamW(
+            parameters, lr=self.lr, betas=BETAS, weight_decay=self.settings.weight_decay, state=self.settings.state
+        )
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()

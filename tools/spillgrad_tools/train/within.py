@@ -172,6 +172,8 @@ def _decided(options: TrainOptions) -> Iterator[str]:
             yield f"{words}, which the plan decides"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
+    if options.shard != "state" and options.ram is not None:
+        yield f"--shard {options.shard}, which no plan chooses: it wants --offload --ram-budget SIZE"
 
 
 def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
@@ -208,7 +210,8 @@ def _plan(
     return sg.planning.plan(
         model, settings.batch, settings.context, ram_bytes, place, accumulate=settings.accumulate, lora=settings.lora,
         autocast=settings.autocast, offload=None if may_offload else False, machine=machine, wire=settings.wire,
-        processes=ranks, beside_bytes=beside_bytes,
+        optimizer=lambda parameters: sg.optim.AdamW(parameters, lr=1e-3, state=settings.state), processes=ranks,
+        beside_bytes=beside_bytes,
     )  # fmt: skip
 
 
