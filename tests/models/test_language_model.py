@@ -101,6 +101,15 @@ def test_documents_in_a_row_are_as_if_each_were_alone(model):
             np.testing.assert_allclose(packed[:, start : start + length], alone, rtol=0, atol=2e-5)
 
 
+def test_nothing_is_saved_for_each_pair_of_positions():
+    length, saved = 400, []
+    model = sg.models.build(sg.models.DecoderConfig(**{**vars(CONFIGS["capped"]), "max_position_embeddings": length}))
+    starts = np.repeat((0, 100), (100, 300))[None]
+    with sg.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        model.hidden_states(sg.tensor(np.zeros((1, length), np.int64)), starts)
+    assert max(saved) < length**2
+
+
 def test_long_and_short_documents_of_a_row_turn_as_if_each_were_alone():
     model = sg.models.build(CONFIGS["long"]).eval()  # whose rotations change beyond 8 positions
     starts = np.tile(np.repeat((0, 2), (2, 10)), (2, 1))
