@@ -18,12 +18,14 @@ from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.pieces import PiecingResidents
 from spillgrad.spill.offload.sharded_training import ShardedTraining
+from spillgrad.spill.offload.planes import SPLIT_FRAMEWORK, SplittingResidents
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import StoreStats
 
+MASTERS = ("whole", "split", "none")
 # The number of layers that the default `device_budget` holds: while one is used, the next is copied.
 _LAYERS_ON_DEVICE = 2
 
@@ -222,14 +224,26 @@ class disk_offload(OffloadOwner):
         shard: str | None = "state",
         process_group: ProcessGroup | None = None,
         wire: str = "float32",
+        master: str = "whole",
     ) -> None:
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
+        if master not in MASTERS:
+            raise ArgumentError(f"disk_offload: got master={master!r}; wanted {', '.join(map(repr, MASTERS))}")
+        self._master = master
+        if master == "split":
+            self._framework = SPLIT_FRAMEWORK
         self._device_budget = device_budget
         together = shard is not None and (process_group is not None or is_initialized())
         group = member(process_group) if together else ProcessGroup("alone")
         self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"), shard == "all")
         self._group = group if self._sharing.sums else None
+        if master != "whole" and self._group is not None:
+            how = f"{group.size()} processes" if group.size() > 1 else f"wire={wire!r}"
+            raise UnsupportedError(
+                f"disk_offload: got master={master!r} with {how}; parameters are whole where processes train together: "
+                'leave it out, or train in each process alone, with shard=None and wire="float32"'
+            )
         super().__init__(
             model,
             optimizer,
@@ -245,7 +259,7 @@ class disk_offload(OffloadOwner):
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:
-            return PiecingResidents(store)
+            return SplittingResidents(store) if self._master == "split" else PiecingResidents(store)
         cuts = self._sharing.cuts_parameters
         return GatheringResidents(store, self._group, self._sharing) if cuts else TensorResidents(store)
 

@@ -52,7 +52,8 @@ class Framework(NamedTuple):
     `module` is the base class of modules. `state_bytes_of` takes an optimizer, a parameter and its group, and counts
     state that the first update will make; `updated_state_bytes_of` counts the state that an update needs in RAM at
     once. `updated_gradient_bytes_of` takes an optimizer, a parameter and the bytes of its gradient, and returns how
-    many of them an update needs at once. `members` yields an optimizer's parameters, each with its group.
+    many of them an update needs at once; `updated_parameter_bytes_of` takes the bytes of the parameter, likewise.
+    `planes_bytes_of` returns the bytes that are in RAM beside a tensor while it is made from two planes. `members` yields an optimizer's parameters, each with its group.
     `named_tensors` takes a module, and whether to go through the modules inside; it returns the tensors that an offload
     stores, which are of the `kinds`. `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
@@ -66,6 +67,8 @@ class Framework(NamedTuple):
     named_tensors: Callable[[Any, bool], list[tuple[str, Any]]] = _named_tensors
     nbytes_of: Callable[[Any], int] = operator.attrgetter("nbytes")
     updated_gradient_bytes_of: Callable[[Any, Any, int], int] = lambda optimizer, param, nbytes: nbytes
+    updated_parameter_bytes_of: Callable[[Any, Any, int], int] = lambda optimizer, param, nbytes: nbytes
+    planes_bytes_of: Callable[[Any], int] = lambda tensor: 0
     kinds: str = "parameters and buffers"
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
@@ -207,7 +210,9 @@ def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[N
         ]
         text = f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}"
         beside = f", and this process's part of one, {format_bytes(max(parts))}" if parts else ""
-        yield Need(nbytes + max(parts, default=0), text + beside)
+        planes_bytes = max(map(framework.planes_bytes_of, tensors), default=0)
+        beside += f", and the planes of one, {format_bytes(planes_bytes)}" if planes_bytes else ""
+        yield Need(nbytes + max(parts, default=0) + planes_bytes, text + beside)
 
 
 def largest_whole_bytes(framework: Framework, model: Any, sharing: Sharing) -> int:
@@ -256,7 +261,9 @@ def _of_updates(
                 grad_bytes = framework.updated_gradient_bytes_of(optimizer, param, own_bytes)
                 state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
                 texts = _GRADIENTS if grad_bytes == own_bytes else _PIECES_OF_GRADIENTS
+                own_bytes = framework.updated_parameter_bytes_of(optimizer, param, own_bytes)
             own_bytes, itself = (grad_bytes, "its part") if id(param) in cut else (own_bytes, "itself")
+            itself += " and its planes" if framework.planes_bytes_of(param) else ""
             nbytes = own_bytes + gradients * grad_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
             of_gradients = "".join(text.format(format_bytes(grad_bytes)) for text in texts[:gradients])

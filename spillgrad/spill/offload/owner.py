@@ -28,7 +28,7 @@ class OffloadOwner(StoreOwner):
     A framework's `disk_offload` derives from this, and says how the framework builds a model and trains it.
     """
 
-    _framework: ClassVar[Framework]
+    _framework: Framework
     _optimizer_class: ClassVar[type]
     # Whether an update clips a copy of the gradient, and not the gradient itself.
     _clips_copies: ClassVar[bool] = True

@@ -192,6 +192,8 @@ class OffloadedTraining(StepContext):
     def pieces(self, param: Tensor, grad: Tensor, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
         count, optimizer, residents = self._piece_elements(param), self._optimizer(), self.residents
         can_cut = count and isinstance(param, Offloaded)
+        if isinstance(param, Offloaded):
+            param._storage.hold_planes()
         if not can_cut or optimizer is None or not isinstance(residents, PiecingResidents):
             yield from super().pieces(param, grad, state)
             return
@@ -205,7 +207,9 @@ class OffloadedTraining(StepContext):
             return
         of_grad = pieces_of(grad, count)
         made: dict[str, list[Tensor]] = collections.defaultdict(list)
-        whole = param._storage.array  # a view of it, which is updated, does not keep it from being stored
+        of_param = pieces_of(param, count)
+        # A view of it, which is updated, does not keep it from being stored.
+        whole = param._storage.array if of_param is None else cast(PiecedStorage, param._storage).begin_change_of_pieces()
         with raised_at_end() as errors:
             for number, start in enumerate(range(0, param.numel(), count)):
                 part, size = slice(start, start + count), min(count, param.numel() - start)
@@ -214,7 +218,9 @@ class OffloadedTraining(StepContext):
                 residents.enter(id(after))
                 try:
                     piece = grad.detach().reshape(-1)[part] if of_grad is None else of_grad[number]
-                    yield OffloadedPart.of(param, part), self._scaled(piece) if _is_in_pieces(grad) else piece, after
+                    own = OffloadedPart.of(param, part) if of_param is None else of_param[number]
+                    cast(OffloadedStorage, own._storage).hold_planes()
+                    yield own, self._scaled(piece) if _is_in_pieces(grad) else piece, after
                     del piece
                 finally:
                     with errors.postponed():
