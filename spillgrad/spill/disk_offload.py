@@ -5,12 +5,17 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from spillgrad import dtypes
 from spillgrad.distributed.process_group import ProcessGroup, is_initialized, member
 from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, UnsupportedError
+from spillgrad.generator import default_generator
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
+from spillgrad.ops.convert import to_dtype
+from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
@@ -256,6 +261,47 @@ class disk_offload(OffloadOwner):
             checksums=checksums,
             keep_journal=keep_journal,
         )
+
+    def _built_model(self, given: Any, residents: Any) -> Module:
+        model: Module = super()._built_model(given, residents)
+        if self._master != "whole":
+            self._require_master(model)
+        if self._master == "none":
+            for parameter in model.parameters():
+                if parameter.numpy_dtype == dtypes.float32:
+                    parameter.data = to_dtype(parameter.detach(), dtypes.bfloat16)
+                    if parameter.grad is not None:
+                        parameter.grad = to_dtype(parameter.grad, dtypes.bfloat16)
+        return model
+
+    def _require_master(self, model: Module) -> None:
+        """Raise UnsupportedError or ArgumentError if the model cannot have the wanted kind of parameters."""
+        parameters = [*model.parameters()]
+        if any(parameter.is_cuda for parameter in parameters):
+            raise UnsupportedError(
+                f'disk_offload: got master="{self._master}" and a model on a CUDA device; parameters are whole there: '
+                "leave master out, or move the model to the CPU"
+            )
+        wanted = [dtypes.float32] if self._master == "split" else [dtypes.float32, dtypes.bfloat16]
+        found = {parameter.numpy_dtype for parameter in parameters}
+        if found and found.isdisjoint(wanted):
+            listed = ", ".join(sorted(map(str, found)))
+            raise ArgumentError(
+                f'disk_offload: got master="{self._master}" and parameters of {listed}; it is for float32 parameters: '
+                "leave it out, or convert the model with .to(sg.float32)"
+            )
+
+    def _built_optimizer(self, given: Any) -> Optimizer | None:
+        optimizer: Optimizer | None = super()._built_optimizer(given)
+        if self._master == "none" and optimizer is not None:
+            if not isinstance(optimizer, FormulaOptimizer):
+                raise UnsupportedError(
+                    f'disk_offload: got master="none" with {type(optimizer).__name__}, which rounds its updates to '
+                    'nearest and would lose most of them; give master="split", or an optimizer such as AdamW'
+                )
+            if any("rounding_seed" not in group for group in optimizer.param_groups):
+                optimizer.round_stochastically(default_generator.initial_seed())
+        return optimizer
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:
