@@ -7,18 +7,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spillgrad import dtypes
 from spillgrad.distributed.process_group import ProcessGroup, is_initialized, member
 from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, UnsupportedError
-from spillgrad.generator import default_generator
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops.convert import to_dtype
-from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
+from spillgrad.spill.offload.master import (
+    NONE,
+    SPLIT,
+    WHOLE,
+    require_master,
+    require_optimizer,
+    require_parameters,
+    round_at_random,
+    to_bfloat16,
+)
 from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.pieces import PiecingResidents
@@ -30,7 +36,6 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import StoreStats
 
-MASTERS = ("whole", "split", "none")
 # The number of layers that the default `device_budget` holds: while one is used, the next is copied.
 _LAYERS_ON_DEVICE = 2
 
@@ -95,6 +100,11 @@ class disk_offload(OffloadOwner):
         to 255 levels that 128 neighbours share; the sums are made in float32. A process alone rounds likewise, so the
         bits are those of any number of processes.
 
+    master : {"whole", "split", "none"}, default "whole"
+        How float32 parameters are stored. With "split", in two halves: bfloat16 numbers, which are all that forward and
+        backward read under `autocast`, and the bits that are missing for the exact float32 number. Results are the
+        same, bit for bit. With "none", parameters become bfloat16, and their updates are rounded at random.
+
     Attributes
     ----------
     model : Module
@@ -113,13 +123,15 @@ class disk_offload(OffloadOwner):
     BudgetError
         If a size does not parse, or is below its least budget.
     ArgumentError
-        If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; or if
-        `step_in_backward` or `max_grad_norm` is given without an optimizer.
+        If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; if
+        `step_in_backward` or `max_grad_norm` is given without an optimizer; or if `master` is for parameters of another
+        dtype than those of the model.
     DistributedError
         If the processes of the group have different models.
     UnsupportedError
         If processes are to share the state of an optimizer whose updates need whole parameters, such as `Muon`; or if
-        they are to share a model on a CUDA device.
+        they are to share a model on a CUDA device. If `master` is "split" or "none" for a model on a CUDA device, in
+        several processes, or with a `wire` of fewer bits; or "none" for an optimizer that cannot round at random.
     SpillError
         If the directory cannot be used, or if the disk lacks room for all that will be stored and `on_full` is not
         "ram".
@@ -151,6 +163,18 @@ class disk_offload(OffloadOwner):
     **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
     pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
     `Muon`, `Adafactor` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+
+    **Parameters in halves.** With ``master="split"``, float32 parameters of at least 4096 elements are split; others
+    stay whole, as do parameters of other dtypes. ``numpy()``, state dicts, checkpoints, and operations that are no
+    products under `autocast` read both halves. An update of a parameter in pieces makes float32 numbers of one piece at
+    a time.
+
+    **Parameters without their last bits.** With ``master="none"``, gradients and new state are bfloat16 too, unless the
+    optimizer says otherwise: half of everything. The optimizer computes updates in float32 and rounds parameters and
+    state up or down at random, so that small updates are not lost; see `round_stochastically` of the optimizers, which
+    this calls with the seed of the default generator. Checkpoints keep the seed. Training in RAM gives the same bits:
+    ``model.bfloat16()``, and an optimizer that rounds likewise. Use it with `autocast`: otherwise, all is computed in
+    bfloat16, losses too.
 
     **Arrays and copies.** The array that ``numpy()`` returns for an offloaded tensor may be written to. If it was, its
     values are stored again once no reference to the array is left. Copies and pickles of the model and of the optimizer
@@ -233,17 +257,18 @@ class disk_offload(OffloadOwner):
     ) -> None:
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
-        if master not in MASTERS:
-            raise ArgumentError(f"disk_offload: got master={master!r}; wanted {', '.join(map(repr, MASTERS))}")
+        require_master(master)
+        if master == NONE and isinstance(optimizer, Optimizer):
+            require_optimizer(optimizer)  # before parameters lose digits
         self._master = master
-        if master == "split":
+        if master == SPLIT:
             self._framework = SPLIT_FRAMEWORK
         self._device_budget = device_budget
         together = shard is not None and (process_group is not None or is_initialized())
         group = member(process_group) if together else ProcessGroup("alone")
         self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"), shard == "all")
         self._group = group if self._sharing.sums else None
-        if master != "whole" and self._group is not None:
+        if master != WHOLE and self._group is not None:
             how = f"{group.size()} processes" if group.size() > 1 else f"wire={wire!r}"
             raise UnsupportedError(
                 f"disk_offload: got master={master!r} with {how}; parameters are whole where processes train together: "
@@ -264,48 +289,20 @@ class disk_offload(OffloadOwner):
 
     def _built_model(self, given: Any, residents: Any) -> Module:
         model: Module = super()._built_model(given, residents)
-        if self._master != "whole":
-            self._require_master(model)
-        if self._master == "none":
-            for parameter in model.parameters():
-                if parameter.numpy_dtype == dtypes.float32:
-                    parameter.data = to_dtype(parameter.detach(), dtypes.bfloat16)
-                    if parameter.grad is not None:
-                        parameter.grad = to_dtype(parameter.grad, dtypes.bfloat16)
+        require_parameters(model, self._master)
+        if self._master == NONE:
+            to_bfloat16(model)
         return model
-
-    def _require_master(self, model: Module) -> None:
-        """Raise UnsupportedError or ArgumentError if the model cannot have the wanted kind of parameters."""
-        parameters = [*model.parameters()]
-        if any(parameter.is_cuda for parameter in parameters):
-            raise UnsupportedError(
-                f'disk_offload: got master="{self._master}" and a model on a CUDA device; parameters are whole there: '
-                "leave master out, or move the model to the CPU"
-            )
-        wanted = [dtypes.float32] if self._master == "split" else [dtypes.float32, dtypes.bfloat16]
-        found = {parameter.numpy_dtype for parameter in parameters}
-        if found and found.isdisjoint(wanted):
-            listed = ", ".join(sorted(map(str, found)))
-            raise ArgumentError(
-                f'disk_offload: got master="{self._master}" and parameters of {listed}; it is for float32 parameters: '
-                "leave it out, or convert the model with .to(sg.float32)"
-            )
 
     def _built_optimizer(self, given: Any) -> Optimizer | None:
         optimizer: Optimizer | None = super()._built_optimizer(given)
-        if self._master == "none" and optimizer is not None:
-            if not isinstance(optimizer, FormulaOptimizer):
-                raise UnsupportedError(
-                    f'disk_offload: got master="none" with {type(optimizer).__name__}, which rounds its updates to '
-                    'nearest and would lose most of them; give master="split", or an optimizer such as AdamW'
-                )
-            if any("rounding_seed" not in group for group in optimizer.param_groups):
-                optimizer.round_stochastically(default_generator.initial_seed())
+        if self._master == NONE and optimizer is not None:
+            round_at_random(optimizer)
         return optimizer
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:
-            return SplittingResidents(store) if self._master == "split" else PiecingResidents(store)
+            return SplittingResidents(store) if self._master == SPLIT else PiecingResidents(store)
         cuts = self._sharing.cuts_parameters
         return GatheringResidents(store, self._group, self._sharing) if cuts else TensorResidents(store)
 

@@ -170,9 +170,10 @@ class OffloadOwner(StoreOwner):
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""
-        copies = self._clips_copies and self._max_grad_norm is not None and not self._step_in_backward
+        clips = self._clips_copies and self._max_grad_norm is not None
+        copies = clips and not self._step_in_backward
         gradients = 0 if self._uses_gradients_up and self._hands_gradients_over else 2 if copies else 1
-        needs = needs_of(self._framework, self.model, self.optimizer, gradients, self._sharing)
+        needs = needs_of(self._framework, self.model, self.optimizer, gradients, self._sharing, clips)
         self.least_budget = needs.ram.nbytes
         require_enough("ram_budget", ram_budget_bytes, needs.ram)
         return needs

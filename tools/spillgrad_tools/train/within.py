@@ -107,6 +107,9 @@ def contradictions(options: TrainOptions) -> Iterator[str]:
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
             yield f"--ram {options.ram} with {words}, which the plan decides"
+    master = options.settings.get("master", "whole")
+    if master != "whole":
+        yield f"--ram {options.ram} with --master {master}, for which there is no plan"
     if options.device != "cpu":
         yield f"--ram {options.ram} with --device {options.device}, for which there is no plan"
 
