@@ -621,7 +621,7 @@ def _step_of(state: State) -> int:
     """Return the number of a parameter's update, which is counted here where the optimizer does not count."""
     if "step" not in state:
         state["rounding_step"] = state.get("rounding_step", 0) + 1
-    return int(state.get("step", state.get("rounding_step")))
+    return int(state["step" if "step" in state else "rounding_step"])
 
 
 def _named(who: str, params: Any) -> tuple[list[Any], list[str] | None]:

@@ -28,8 +28,8 @@ from spillgrad.spill.offload.master import (
 from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.pieces import PiecingResidents
-from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.planes import SPLIT_FRAMEWORK, SplittingResidents
+from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
 from spillgrad.storage.disk_store import DiskStore

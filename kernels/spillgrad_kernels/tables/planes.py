@@ -50,7 +50,7 @@ def joined_word(rounded: Any, low: Any) -> Any:
     return high << _HALF | (_TIE if is_number & is_tie else low)
 
 
-def other_word(rounded: np.ndarray, low: np.ndarray) -> np.ndarray:
+def other_word(rounded: Any, low: Any) -> Any:
     """Return the bits of the float32 numbers whose places are in the list, from those of their planes, all uint32."""
     is_nan = (rounded & _BELOW_TIE) > (_INFINITY >> _HALF)
     return np.where(is_nan, rounded ^ (_QUIET >> _HALF), rounded) << _HALF | low

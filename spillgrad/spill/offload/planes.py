@@ -57,6 +57,11 @@ class Split(Handle):
         self.changing: np.ndarray | None = None  # the float32 array, while it is changed
         self.targets: tuple[np.ndarray, np.ndarray] | None = None  # the planes in RAM, once they will be overwritten
 
+    @property
+    def planes(self) -> tuple[OffloadedStorage, OffloadedStorage]:
+        """The memory of `rounded` and of `low`."""
+        return cast(OffloadedStorage, self.rounded._storage), cast(OffloadedStorage, self.low._storage)
+
 
 class Planes:
     """Joins two planes. To a `Resident`, it is the store of the float32 arrays."""
@@ -87,7 +92,7 @@ class Planes:
     def join(self, handle: Split, array: np.ndarray) -> None:
         """Fill an array with the float32 numbers."""
         # Not by the planes' own residents: these would keep them for the running module, which uses what they make.
-        rounded, low = (tensor._storage._store.get(tensor._storage._handle) for tensor in (handle.rounded, handle.low))
+        rounded, low = (plane._store.get(plane._handle) for plane in handle.planes)
         kernels.join(rounded.reshape(-1)[handle.part], low, handle.places, array.reshape(-1))
 
     def use(self, handle: Split) -> None:
@@ -100,8 +105,8 @@ class Planes:
     def relabel(self, handle: Split, label: Label) -> None:
         """Replace the label of an array."""
         handle.label = label
-        for tensor, name in ((handle.rounded, ROUNDED), (handle.low, LOW)):
-            tensor._storage.relabel(_label_of_plane(label, name))
+        for plane, name in zip(handle.planes, (ROUNDED, LOW), strict=True):
+            plane.relabel(_label_of_plane(label, name))
 
     def begin_change(self, handle: Split, array: np.ndarray) -> None:
         """Keep `array` until the change has ended."""
@@ -110,10 +115,9 @@ class Planes:
     def prepare(self, handle: Split) -> None:
         """Have the planes in RAM until the next change has ended, so that it can end whatever the disk does."""
         if handle.targets is None:
-            for tensor in (handle.low, handle.rounded):
-                storage = cast(OffloadedStorage, tensor._storage)
-                if not storage._changing:
-                    storage.begin_change()
+            for plane in handle.planes:
+                if not plane._changing:
+                    plane.begin_change()
             handle.targets = handle.rounded._array.reshape(-1)[handle.part], handle.low._array
 
     def end_change(self, handle: Split, changed: bool) -> None:

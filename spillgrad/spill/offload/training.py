@@ -209,7 +209,9 @@ class OffloadedTraining(StepContext):
         made: dict[str, list[Tensor]] = collections.defaultdict(list)
         of_param = pieces_of(param, count)
         # A view of it, which is updated, does not keep it from being stored.
-        whole = param._storage.array if of_param is None else cast(PiecedStorage, param._storage).begin_change_of_pieces()
+        whole = (
+            param._storage.array if of_param is None else cast(PiecedStorage, param._storage).begin_change_of_pieces()
+        )
         with raised_at_end() as errors:
             for number, start in enumerate(range(0, param.numel(), count)):
                 part, size = slice(start, start + count), min(count, param.numel() - start)

@@ -1,4 +1,4 @@
-"""Parameters in two halves, of which products read one: the same bits. Parameters of bfloat16 alone: rounded at random."""
+"""Parameters in two halves, of which products read one: the same bits. And of bfloat16 alone, rounded at random."""
 
 import copy
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def autocast() -> sg.autocast:
 
 
 def steps(model: nn.Module, optimizer: sg.optim.Optimizer, count: int) -> list[str]:
-    """Train for `count` steps under autocast; with an optimizer that updates in backward, its step has nothing to do."""
+    """Train for `count` steps under autocast."""
     losses = []
     for number in range(count):
         batch = BATCHES[number % len(BATCHES)]
@@ -68,9 +68,7 @@ def test_fifty_steps_of_split_parameters_are_those_of_float32_parameters_in_ram(
 ):
     model = build()
     wanted: Trained = steps(model, adamw([*model.parameters()]), 50), weights(model)
-    offload = sg.disk_offload(
-        build, adamw, tmp_path, ram_budget="600KiB", step_in_backward=in_backward, master="split"
-    )
+    offload = sg.disk_offload(build, adamw, tmp_path, ram_budget="600KiB", step_in_backward=in_backward, master="split")
     assert offload.optimizer is not None
     assert isinstance(offload.model.transformer.wte.weight.storage, PiecedStorage if cut else SplitStorage)
     assert_same((steps(offload.model, offload.optimizer, 50), weights(offload.model)), wanted)
