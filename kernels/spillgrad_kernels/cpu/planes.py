@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.jit.compile import jit
-from spillgrad_kernels.tables.planes import joined_word, low_word, other_word, rounded_word
+from spillgrad_kernels.tables.planes import joined_word, low_word, may_be_listed, other_word, rounded_word
 from spillgrad_kernels.threads.dispatch import parallel_for
 
 # The elements of a unit of work, and how many units pay for another thread.
@@ -16,24 +16,26 @@ _GRAIN = 4
 @jit
 def _split(start: int, stop: int, words: Any, rounded: Any, low: Any, listed: Any) -> None:
     for chunk in range(start, stop):
-        first = chunk * _CHUNK
-        count = 0
-        for j in range(first, min(first + _CHUNK, words.size)):
-            word = words[j]
+        first, last = chunk * _CHUNK, (chunk + 1) * _CHUNK
+        source, highs, lows = words[first:last], rounded[first:last], low[first:last]
+        count = np.uint32(0)  # of numbers that may be listed; almost all chunks have none
+        for j in range(source.size):
+            word = source[j]
             high = rounded_word(word)
             rest = low_word(word, high)
-            rounded[j] = np.uint16(high)
-            low[j] = np.uint16(rest)
-            count += joined_word(high, rest) != word
+            highs[j] = high
+            lows[j] = rest
+            count += np.uint32(may_be_listed(word))
         listed[chunk] = count
 
 
 @jit
 def _join(start: int, stop: int, rounded: Any, low: Any, words: Any) -> None:
     for chunk in range(start, stop):
-        first = chunk * _CHUNK
-        for j in range(first, min(first + _CHUNK, words.size)):
-            words[j] = joined_word(np.uint32(rounded[j]), np.uint32(low[j]))
+        first, last = chunk * _CHUNK, (chunk + 1) * _CHUNK
+        target, highs, lows = words[first:last], rounded[first:last], low[first:last]
+        for j in range(target.size):
+            target[j] = joined_word(np.uint32(highs[j]), np.uint32(lows[j]))
 
 
 def split(values: np.ndarray, rounded: np.ndarray, low: np.ndarray) -> np.ndarray:

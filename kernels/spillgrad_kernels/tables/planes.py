@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.jit.compile import register_jitable
+from spillgrad_kernels.tables.scalar_math import where
 
 _SIGN_OFF, _INFINITY, _QUIET = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000), np.uint32(1 << 22)
 _HALF, _ONE = np.uint32(16), np.uint32(1)
+_EVEN_AND_LOW = np.uint32(0x1FFFF)
 _LOW, _TIE, _BELOW_TIE = np.uint32(0xFFFF), np.uint32(0x8000), np.uint32(0x7FFF)
 
 
@@ -29,7 +31,7 @@ def rounded_word(word: Any) -> Any:
     """Return the bits of the bfloat16 nearest to the float32 with bits `word`; both are uint32."""
     odd = (word >> _HALF) & _ONE
     is_nan = (word & _SIGN_OFF) > _INFINITY
-    return ((word | _QUIET) if is_nan else (word + _BELOW_TIE + odd)) >> _HALF
+    return where(is_nan, word | _QUIET, word + _BELOW_TIE + odd) >> _HALF
 
 
 @register_jitable(inline="always")
@@ -37,7 +39,7 @@ def low_word(word: Any, rounded: Any) -> Any:
     """Return what the second plane holds for the float32 with bits `word`, whose bfloat16 has the bits `rounded`."""
     low = word & _LOW
     is_nan = (word & _SIGN_OFF) > _INFINITY
-    return _BELOW_TIE if (low == _TIE) & ((word >> _HALF) != rounded) & (not is_nan) else low
+    return where((low == _TIE) & ((word >> _HALF) != rounded) & ~is_nan, _BELOW_TIE, low)
 
 
 @register_jitable(inline="always")
@@ -46,8 +48,15 @@ def joined_word(rounded: Any, low: Any) -> Any:
     is_number = (rounded & _BELOW_TIE) <= (_INFINITY >> _HALF)
     is_tie = (low == _BELOW_TIE) & ((rounded & _ONE) == np.uint32(0))
     was_rounded_up = is_number & ((low > _TIE) | is_tie)
-    high = (rounded + _LOW) & _LOW if was_rounded_up else rounded  # one less, without a warning below 0
-    return high << _HALF | (_TIE if is_number & is_tie else low)
+    high = where(was_rounded_up, (rounded + _LOW) & _LOW, rounded)  # one less, without a warning below 0
+    return high << _HALF | where(is_number & is_tie, _TIE, low)
+
+
+@register_jitable(inline="always")
+def may_be_listed(word: Any) -> Any:
+    """Return whether the place of the float32 with bits `word` may be in the list."""
+    is_unquiet_nan = ((word & _SIGN_OFF) > _INFINITY) & ((word & _QUIET) == np.uint32(0))
+    return ((word & _EVEN_AND_LOW) == _BELOW_TIE) | is_unquiet_nan
 
 
 def other_word(rounded: Any, low: Any) -> Any:

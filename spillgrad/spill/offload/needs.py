@@ -53,7 +53,8 @@ class Framework(NamedTuple):
     state that the first update will make; `updated_state_bytes_of` counts the state that an update needs in RAM at
     once. `updated_gradient_bytes_of` takes an optimizer, a parameter and the bytes of its gradient, and returns how
     many of them an update needs at once; `updated_parameter_bytes_of` takes the bytes of the parameter, likewise.
-    `planes_bytes_of` returns the bytes that are in RAM beside a tensor while it is made from two planes. `members` yields an optimizer's parameters, each with its group.
+    `planes_bytes_of` returns the bytes that are in RAM beside a tensor while it is made from two planes.
+    `members` yields an optimizer's parameters, each with its group.
     `named_tensors` takes a module, and whether to go through the modules inside; it returns the tensors that an offload
     stores, which are of the `kinds`. `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
@@ -138,9 +139,9 @@ def largest_need(
     """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
     An update uses the parameter, its state, and as many arrays of the store for its gradient as `gradients` says: none
-    if backward hands the gradient to the update, one, or two if the update scales a copy. One that `clips` scales copies
-    of pieces in any case. Of state and gradient, each
-    process has a part, as `sharing` says; a gradient is whole when it is added up over all processes.
+    if backward hands the gradient to the update, one, or two if the update scales a copy. An update that `clips` scales
+    copies of pieces in any case. Of state and gradient, each process has a part, as `sharing` says; a gradient is whole
+    when it is added up over all processes.
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
     forward are used one by one, unless the framework holds lists.
     """
