@@ -27,7 +27,7 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 16
 
 train: $(VENV)/installed  ## train a small GPT whose saved tensors live on disk
-	$(BIN)/spillgrad train $(ARGS)
+	$(BIN)/spillgrad train --ram-budget 64MiB $(ARGS)
 
 bench: $(VENV)/installed-peers  ## time kernels, training, hooks and the store beside their peers, for the site (half an hour)
 	$(BIN)/spillgrad bench kernels --write docs/benchmarks $(ARGS)

@@ -130,7 +130,8 @@ LONG_BY_DOCSTRINGS = {
     "spillgrad.ops.arithmetic", "spillgrad.ops.creation", "spillgrad.ops.index_replace", "spillgrad.ops.indexing",
     "spillgrad.ops.join_split", "spillgrad.ops.matrix_products", "spillgrad.ops.pooling", "spillgrad.ops.reduce",
     "spillgrad.ops.shape", "spillgrad.ops.solving", "spillgrad.ops.sorting", "spillgrad.optim.adaptive",
-    "spillgrad.optim.optimizer", "spillgrad.profiler", "spillgrad.sparse.coo", "spillgrad.spill.planning.profile",
+    "spillgrad.optim.optimizer", "spillgrad.profiler", "spillgrad.sparse.coo", "spillgrad.spill.planning.plan",
+    "spillgrad.spill.planning.profile",
     "spillgrad.storage.disk_store", "spillgrad.tensor", "spillgrad.tensor_data",
 }  # fmt: skip
 

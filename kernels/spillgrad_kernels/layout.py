@@ -94,13 +94,19 @@ def dense(shape: Shape, dtype: np.dtype[Any], order: Shape | None = None) -> Lay
 def batch_offsets(batch: Shape, *operands: Layout) -> np.ndarray:
     """Return the offset, in bytes, of each operand's matrix for each product of a batch: shape (products, operands).
 
-    An operand's dimensions before the last two broadcast to `batch`.
+    An operand's dimensions before the last two broadcast to `batch`. The result is read-only.
     """
-    offsets = np.zeros((*batch, len(operands)), np.int64)
-    for column, operand in enumerate(operands):
-        shape, strides = operand.shape[-3::-1], operand.strides[-3::-1]
-        for axis, (size, stride) in enumerate(zip(shape, strides, strict=True), start=1):
+    return _offsets(batch, tuple([(operand.shape[:-2], operand.strides[:-2]) for operand in operands]))
+
+
+@functools.lru_cache(maxsize=64)  # while text is generated, matrices grow from token to token, but not their distances
+def _offsets(batch: Shape, leading: tuple[tuple[Shape, Shape], ...]) -> np.ndarray:
+    offsets = np.zeros((*batch, len(leading)), np.int64)
+    for column, (shape, strides) in enumerate(leading):
+        for axis, (size, stride) in enumerate(zip(shape[::-1], strides[::-1], strict=True), start=1):
             if size > 1:
                 steps = np.arange(size) * stride
                 offsets[..., column] += steps.reshape(size, *[1] * (axis - 1))
-    return offsets.reshape(-1, len(operands))
+    flat = offsets.reshape(-1, len(leading))
+    flat.flags.writeable = False
+    return flat

@@ -1,9 +1,10 @@
 """Text as byte-pair tokens, through the package `tokenizers` (`pip install 'spillgrad[text]'`)."""
 
+import bisect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -11,6 +12,37 @@ from spillgrad.data.token_dataset import TokenDataset
 from spillgrad.errors import ArgumentError, DataError
 
 _BYTES = 256
+# A long text is tokenized in parts, because each token takes some hundred bytes meanwhile. A part overlaps the next one.
+# Where so many tokens are the same in both, it no longer matters where the second one began.
+_PART, _OVERLAP, _IN_STEP = 2**16, 2**12, 16
+_PARTS_AT_ONCE = 8
+
+
+class _Part(NamedTuple):
+    """The tokens of a part of a text, and the characters, from the part's first one on, where each starts and ends."""
+
+    ids: np.ndarray
+    spans: list[tuple[int, int]]
+
+    def meets(self, following: "_Part") -> tuple[int, int] | None:
+        """Return the numbers of a token in this part and in the next one, from which on both are the same."""
+        head = {}
+        for number, (start, end) in enumerate(following.spans):
+            if start >= _OVERLAP:
+                break
+            head.setdefault((start + _PART, end + _PART), number)
+        for own in range(bisect.bisect_left(self.spans, (_PART,)), len(self.spans) - _IN_STEP):
+            other = head.get(self.spans[own])
+            if other is not None and self._tokens(own) == following._tokens(other, _PART):
+                return own, other
+        return None
+
+    def _tokens(self, first: int, shift: int = 0) -> list[tuple[int, int, int]]:
+        some = slice(first, first + _IN_STEP)
+        return [
+            (int(token), start + shift, end + shift)
+            for token, (start, end) in zip(self.ids[some], self.spans[some], strict=True)
+        ]
 
 
 class BPETokenizer:
@@ -140,7 +172,42 @@ class BPETokenizer:
         array
             Token numbers, int64 of shape (N,).
         """
-        return np.array(self.tokenizer.encode(_decoded(text), add_special_tokens=False).ids, np.int64)
+        return self.encode_compactly(text).astype(np.int64)
+
+    def encode_compactly(self, text: str | bytes) -> np.ndarray:
+        """Return the numbers of a text's tokens in as few bytes as they fit in; a long text is tokenized in parts.
+
+        Parameters
+        ----------
+        text : str or bytes
+            The text.
+
+        Returns
+        -------
+        array
+            Token numbers, of shape (N,) and the narrowest unsigned dtype that holds each of the tokenizer's.
+        """
+        dtype = np.min_scalar_type(max(self.vocab_size - 1, 0))
+        text = _decoded(text)
+        pieces = []
+        former, first = None, 0
+        for part in self._parts(text):
+            if former is not None:
+                place = former.meets(part)
+                if place is None:  # no token ends where another part has an end, such as in a text without spaces
+                    return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype)
+                pieces.append(former.ids[first : place[0]].astype(dtype))
+                first = place[1]
+            former = part
+        assert former is not None
+        return np.concatenate([*pieces, former.ids[first:].astype(dtype)])
+
+    def _parts(self, text: str) -> Iterator[_Part]:
+        begins = range(0, max(len(text) - _OVERLAP, 1), _PART)
+        for first in range(0, len(begins), _PARTS_AT_ONCE):
+            some = [text[begin : begin + _PART + _OVERLAP] for begin in begins[first : first + _PARTS_AT_ONCE]]
+            for encoding in self.tokenizer.encode_batch(some, add_special_tokens=False):
+                yield _Part(np.array(encoding.ids, np.int64), encoding.offsets)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of token numbers.
@@ -192,9 +259,8 @@ class BPEDataset(TokenDataset):
         if isinstance(tokenizer, int):
             tokenizer = BPETokenizer.train(text, tokenizer)
         self.tokenizer = tokenizer if isinstance(tokenizer, BPETokenizer) else BPETokenizer.load(tokenizer)
-        # The narrowest type that holds them; windows become int64 when they are cut.
-        tokens = self.tokenizer.encode(text).astype(np.min_scalar_type(max(self.tokenizer.vocab_size - 1, 0)))
-        super().__init__(tokens, context, batch, seed, held_out_fraction)
+        # Windows become int64 when they are cut.
+        super().__init__(self.tokenizer.encode_compactly(text), context, batch, seed, held_out_fraction)
 
 
 def _package() -> Any:

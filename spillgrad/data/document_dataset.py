@@ -9,8 +9,7 @@ from spillgrad.data.documents import Documents
 from spillgrad.data.epoch_batches import EpochBatches
 from spillgrad.data.packing import Packing
 from spillgrad.errors import DataError
-
-NOT_LEARNED = -100  # the target that PyTorch's cross_entropy ignores by default
+from spillgrad.ops.losses import IGNORE_INDEX
 
 Batch = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -182,7 +181,7 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
         numbers, places = (np.concatenate(parts) for parts in zip(*rows, strict=True))
         lengths = pieces.lengths[numbers]
         shape = (len(rows), self.context)
-        x, y = np.zeros(shape, np.int64), np.full(shape, NOT_LEARNED, np.int64)
+        x, y = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64)
         starts = np.empty(shape, np.int64)
         ends = (places + lengths)[np.cumsum(counts) - 1]  # a row is filled from its start, so its last piece ends it
         starts[:] = ends[:, None]
@@ -192,7 +191,7 @@ class DocumentDataset(EpochBatches[_Order, Batch]):
         target = np.repeat(row_starts + places, lengths) + within
         x.flat[target] = documents.tokens[source]
         targets = documents.tokens[source + 1].astype(np.int64)
-        y.flat[target] = np.where(documents.counted[source + 1], targets, NOT_LEARNED)
+        y.flat[target] = np.where(documents.counted[source + 1], targets, IGNORE_INDEX)
         starts.flat[target] = np.repeat(places, lengths)
         return x, y, starts
 

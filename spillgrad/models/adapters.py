@@ -117,7 +117,7 @@ def cast(array: np.ndarray, dtype: DType, name: str) -> np.ndarray:
         result = array.astype(dtype, copy=False)
     if dtype == float16 and not np.isfinite(result).all() and np.isfinite(array.astype(np.float32)).all():
         raise CheckpointError(
-            f"export: {name} holds numbers beyond float16's range, 65504; give the dtype bfloat16 or float32"
+            f"models: {name} holds numbers beyond float16's range, 65504; give the dtype bfloat16 or float32"
         )
     return result
 

@@ -66,7 +66,7 @@ class ExportedModel:
                 return folder
         if gone := [folder for folder in self.tokenizers if not folder.exists()]:
             warnings.warn(
-                f"export: the tokenizer of {self.path} is not in {gone[0]}; none goes along: name its folder with "
+                f"models: the tokenizer of {self.path} is not in {gone[0]}; none goes along: name its folder with "
                 "tokenizer",
                 stacklevel=2,
             )
@@ -82,7 +82,7 @@ class ExportedModel:
         for name, adapter in of_weights.items():
             if tuple(self.tensors[name].shape) != adapter.weight_shape:
                 raise CheckpointError(
-                    f"export: {name} has shape {tuple(self.tensors[name].shape)}, and the adapters are for "
+                    f"models: {name} has shape {tuple(self.tensors[name].shape)}, and the adapters are for "
                     f"{adapter.weight_shape}; name their base"
                 )
         quantized = [
@@ -93,7 +93,7 @@ class ExportedModel:
         if quantized or "quantization_config" in self.description:
             which = quantized[0] if quantized else "its config.json has a quantization_config"
             raise CheckpointError(
-                f"export: the weights of {self.base or self.path} are quantized ({which}); name those that are not"
+                f"models: the weights of {self.base or self.path} are quantized ({which}); name those that are not"
             )
         changed = {self.base_name(name): tensor for name, tensor in self.changed.items()}
         return {
@@ -111,7 +111,7 @@ class ExportedModel:
             if name in self.tensors or f"{name}.weight" in self.tensors:
                 return name
         raise CheckpointError(
-            f"export: {self.path} adapts {path}, which {self.base or 'its base'} lacks, or ties to another layer; name "
+            f"models: {self.path} adapts {path}, which {self.base or 'its base'} lacks, or ties to another layer; name "
             "the base that the adapters are for"
         )
 
@@ -137,10 +137,10 @@ def with_model(
         return _over(base, lambda found: use(_joined(root, found, adapters, {}, dropout)))
     if not root.exists():
         raise MissingFileError(
-            f"export: {root} does not exist; give a run's folder, or one with the weights of a model or of adapters"
+            f"models: {root} does not exist; give a run's folder, or one with the weights of a model or of adapters"
         )
     if weights is not None:
-        raise ArgumentError(f"export: {root} holds no adapters, so it needs no other weights than its own")
+        raise ArgumentError(f"models: {root} holds no adapters, so it needs no other weights than its own")
     return _over(root, use)
 
 
@@ -161,7 +161,7 @@ def _joined(
     tokenizers: tuple[Path, ...] | None = None,
 ) -> ExportedModel:  # fmt: skip
     if base.adapters:
-        raise CheckpointError(f"export: the base {base.path} has adapters itself; merge them into a folder first")
+        raise CheckpointError(f"models: the base {base.path} has adapters itself; merge them into a folder first")
     places = (root, *base.tokenizers) if tokenizers is None else tokenizers
     # A base that is another run's checkpoint is in a folder of that, where other libraries find it.
     folder = next((each.path.parent for each in base.tensors.values() if isinstance(each, StoredTensor)), base.path)
@@ -193,18 +193,18 @@ def _of_checkpoint(
     tokenizers = _tokenizers(root, settings, weights)
     if not state.get("trainable_only"):
         if weights is not None and not adapters:
-            raise ArgumentError(f"export: {root} holds the whole model, so it needs no other weights than its own")
+            raise ArgumentError(f"models: {root} holds the whole model, so it needs no other weights than its own")
         base = None if place is None else safetensors_io.absolute(place)
         return use(ExportedModel(root, own, description, adapters, {}, base, dropout, tokenizers))
     if not adapters:
         raise CheckpointError(
-            f"export: {root} holds the trained parameters alone, and no adapters; save the whole model, without "
+            f"models: {root} holds the trained parameters alone, and no adapters; save the whole model, without "
             "trainable_only"
         )
     if place is not None:
         checksums = state["extra"].get("base")
         if settings and settings.get("weights") is None:
-            raise ArgumentError(f"export: {root} holds adapters of weights that it drew itself; name no others")
+            raise ArgumentError(f"models: {root} holds adapters of weights that it drew itself; name no others")
 
         def verified(found: ExportedModel) -> T:
             if isinstance(checksums, dict):
@@ -213,11 +213,11 @@ def _of_checkpoint(
 
         if weights is None and not Path(place).exists():
             raise MissingFileError(
-                f"export: {root} holds adapters of the weights at {place}, which are not there; name where these are"
+                f"models: {root} holds adapters of the weights at {place}, which are not there; name where these are"
             )
         return _over(place, verified)
     if type(seed := settings.get("seed")) is not int:
-        raise ArgumentError(f"export: {root} holds adapters alone, and does not say of which weights; name these")
+        raise ArgumentError(f"models: {root} holds adapters alone, and does not say of which weights; name these")
     # The base was never saved: the run drew it from its seed, which gives the same weights again.
     with default_generator.replay(GeneratorState(seed, 0)):
         model = catalogue.build(_config(root, state))
@@ -240,9 +240,9 @@ def _alphas(root: Path, state: dict[str, Any], has_adapters: bool) -> tuple[dict
     said = state.get("adapters", {})
     entries = [entry for entry in said.values() if isinstance(entry, list) and len(entry) == 3]
     if len(entries) != len(said) or not all(type(part) in (int, float) for entry in entries for part in entry):
-        raise CheckpointError(f"export: {root} says of its adapters what no save says; use another copy")
+        raise CheckpointError(f"models: {root} says of its adapters what no save says; use another copy")
     if has_adapters and not said:
-        raise CheckpointError(f"export: {root} was saved by a release that does not say how adapters are scaled")
+        raise CheckpointError(f"models: {root} was saved by a release that does not say how adapters are scaled")
     return {path: float(entry[1]) for path, entry in said.items()}, float(entries[0][2]) if entries else 0.0
 
 
@@ -251,20 +251,20 @@ def _require_base(root: Path, base: ExportedModel, checksums: Mapping[str, Any])
     files = {tensor.path for tensor in base.tensors.values() if isinstance(tensor, StoredTensor)}
     if safetensors_io.checksums(files) != checksums:
         raise CheckpointError(
-            f"export: {root} holds adapters of other weights than those at {base.path}; name where theirs are"
+            f"models: {root} holds adapters of other weights than those at {base.path}; name where theirs are"
         )
 
 
 def _config(root: Path, state: dict[str, Any]) -> Config:
     kind: type[Config] = GPTConfig if state["model"] == "GPT" else DecoderConfig
-    return dataclass_of(kind, state["config"], f"export: {root}")
+    return dataclass_of(kind, state["config"], f"models: {root}")
 
 
 def _description(root: Path, state: dict[str, Any]) -> dict[str, Any]:
     """Return the content of the ``config.json`` of a checkpoint's model. Raises CheckpointError for other modules."""
     if state["config"] is None:
         raise CheckpointError(
-            f"export: {root} holds a {state['model']!r:.40}, which Hugging Face's libraries do not know; export a "
+            f"models: {root} holds a {state['model']!r:.40}, which Hugging Face's libraries do not know; export a "
             "model of spillgrad.models"
         )
     return _config(root, state).to_hugging_face()

@@ -15,12 +15,10 @@ from spillgrad.nn.module import Module
 from spillgrad.ops import creation
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.linear_cross_entropy import linear_cross_entropy
-from spillgrad.ops.losses import cross_entropy
+from spillgrad.ops.losses import IGNORE_INDEX, cross_entropy
 from spillgrad.ops.trigonometry import tanh
 from spillgrad.tensor import Tensor
 
-# The target of a position that has no loss, as in PyTorch.
-NO_TARGET = -100
 # The most bytes of logits at a time, where a loss needs them as a whole.
 _LOGIT_BYTES = 64 << 20
 
@@ -272,7 +270,7 @@ class LanguageModel(Module):
             checkpoint(total, rows[start : start + size], of[start : start + size], use_reentrant=False)
             for start in range(0, rows.shape[0], size)
         ]
-        count = int((of != NO_TARGET).sum().item())
+        count = int((of != IGNORE_INDEX).sum().item())
         result = sums[0]
         for each in sums[1:]:
             result = result + each

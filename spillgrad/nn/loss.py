@@ -56,7 +56,7 @@ class CrossEntropyLoss(_Loss):
 
     _function = losses.cross_entropy
     weight: Tensor | None = None
-    ignore_index: int = -100
+    ignore_index: int = losses.IGNORE_INDEX
     reduction: str = "mean"
     label_smoothing: float = 0.0
 
@@ -79,7 +79,7 @@ class NLLLoss(_Loss):
 
     _function = losses.nll_loss
     weight: Tensor | None = None
-    ignore_index: int = -100
+    ignore_index: int = losses.IGNORE_INDEX
     reduction: str = "mean"
 
 

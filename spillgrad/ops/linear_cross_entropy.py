@@ -14,7 +14,7 @@ from spillgrad.ops.array_casts import as_own, cast, on_floats, require_floats
 from spillgrad.ops.autocast import float32_in_autocast, products_are_in, rounded_for_product
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
-from spillgrad.ops.losses import check_classes, cross_entropy_composed
+from spillgrad.ops.losses import IGNORE_INDEX, check_classes, cross_entropy_composed
 from spillgrad.ops.matrix_products import check_linear, linear, matmul
 from spillgrad.ops.operation import Composed, operation
 from spillgrad.ops.reduce import sum
@@ -182,7 +182,7 @@ _linear_cross_entropy_made_ahead: Callable[..., Tensor] = operation(
 
 def linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, *,
-    ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0,
+    ignore_index: int = IGNORE_INDEX, reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Return the cross entropy of ``linear(input, weight, bias)`` without ever holding all logits.
 

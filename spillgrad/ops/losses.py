@@ -22,6 +22,9 @@ from spillgrad_kernels.device_array import arange_beside, is_on_device
 
 __all__ = ["cross_entropy", "nll_loss"]
 
+# The target of a position that has no loss, as in PyTorch.
+IGNORE_INDEX = -100
+
 
 def reduced(name: str, losses: Tensor, reduction: str, weights: np.ndarray | None = None) -> Tensor:
     """Return `losses` unchanged ("none"), their sum ("sum") or their mean ("mean").
@@ -98,8 +101,8 @@ _cross_entropy: Callable[..., Tensor] = operation(
 
 @float32_in_autocast
 def cross_entropy(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = IGNORE_INDEX,
+    reduction: str = "mean", label_smoothing: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Return the negative log probability that softmax of logits gives to target classes.
 
@@ -228,7 +231,11 @@ def _target_weights(classes: Tensor, weight: Tensor | None, ignore_index: int) -
 
 @float32_in_autocast
 def nll_loss(
-    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean"
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+    reduction: str = "mean",
 ) -> Tensor:
     """Return the negative of the log probabilities that are given to target classes.
 

@@ -26,6 +26,7 @@ from spillgrad.ops.promotion import Number, as_operand
 from spillgrad.ops.shape import permute, reshape, transpose, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import matmul as kernels
+from spillgrad_kernels.cpu.product_tile import TILE_ROWS
 from spillgrad_kernels.device_array import device_kernel, empty_beside, is_on_device
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.layout import Layout, Shape
@@ -673,7 +674,8 @@ def linear(
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
     check_linear("linear", input, weight, bias, residual)
-    if input.numpy_dtype in FLOATS and not is_active():
+    # Of few rows, the result is small: passes over it cost less than the preparations of a kernel that saves them.
+    if math.prod(input.shape[:-1]) > TILE_ROWS and input.numpy_dtype in FLOATS and not is_active():
         return _fused_linear(input, weight, bias, activation, residual)
     product = linear(input, weight, bias)
     if activation is not None:

@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 
 import spillgrad as sg
-from spillgrad.data import BPEDataset, BPETokenizer, load_text
+from spillgrad.data import BPEDataset, BPETokenizer, bpe, load_text
 from spillgrad.errors import ArgumentError, DataError
 
 TEXT = "the cat in the hat sat on the mat, and the rat ran. " * 40
@@ -132,3 +133,50 @@ def test_importing_spillgrad_does_not_load_the_package():
         [sys.executable, "-c", program], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True
     )
     assert ended.stdout == "False\n", ended.stderr
+
+
+def gpt2_like() -> BPETokenizer:
+    return BPETokenizer.train(TEXT, 400)
+
+
+def llama2_like() -> BPETokenizer:
+    """Spaces become a sign of their own, one of which is put before the text."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return BPETokenizer(tokenizer)
+
+
+def llama3_like() -> BPETokenizer:
+    """A pattern cuts words; long runs of spaces and of digits are tokens."""
+    pattern = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    pre = tokenizers.pre_tokenizers
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = pre.Sequence(
+        [
+            pre.Split(tokenizers.Regex(pattern), "isolated"),
+            pre.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return BPETokenizer(tokenizer)
+
+
+@pytest.mark.parametrize("make", [gpt2_like, llama2_like, llama3_like])
+@pytest.mark.parametrize(
+    "text",
+    [TEXT * 9, "Ünïcödé — 你好 世界 🎉\n\n\n" * 60, "a" * 2000, " " * 900 + "x" * 900 + TEXT, "1234567890" * 99, "a", ""],
+    ids=["english", "signs", "one word", "long runs", "digits", "a letter", "nothing"],
+)
+def test_a_text_in_parts_has_the_tokens_of_the_whole(make, text, monkeypatch):
+    monkeypatch.setattr(bpe, "_PART", 256)
+    monkeypatch.setattr(bpe, "_OVERLAP", 128)
+    tokenizer = make()
+    whole = tokenizer.tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode(text).tolist() == whole
+    compact = tokenizer.encode_compactly(text)
+    assert compact.dtype == np.min_scalar_type(tokenizer.vocab_size - 1) and compact.tolist() == whole

@@ -127,6 +127,22 @@ def test_an_adapted_output_layer_learns():
     assert model.lm_head.lora_B.weight.grad.abs().max().item() > 1e-4
 
 
+@pytest.mark.parametrize("policy", [{"lm_head": "recompute"}, {"*": "recompute"}])
+@pytest.mark.parametrize("name", ["capped", "adapted"])
+def test_output_layers_whose_loss_is_recomputed_in_parts_may_be_recomputed(name, policy, tmp_path):
+    model = sg.models.build(CONFIGS["llama" if name == "adapted" else name])
+    if name == "adapted":
+        model = sg.nn.lora(model, 2)
+    gradients = []
+    for chosen in ("spill", policy):
+        model.zero_grad()
+        with sg.save_on_disk(tmp_path, ram_budget=0, policy=chosen):
+            loss = model(IDX, TARGETS)[1]
+        loss.backward()
+        gradients.append([p.grad.numpy().tobytes() for p in model.parameters() if p.requires_grad])
+    assert gradients[0] == gradients[1]
+
+
 def test_tokens_are_yielded_as_they_come_and_stop_where_they_should():
     model = sg.models.build(CONFIGS["llama"]).eval()
     free = model.generate(IDX, 6, temperature=0).numpy()[:, 12:]

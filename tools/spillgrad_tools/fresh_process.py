@@ -12,6 +12,7 @@ from spillgrad.errors import BudgetError
 from spillgrad_kernels.jit.compile import counts
 from spillgrad_tools import start_anew
 from spillgrad_tools.plain_warnings import warnings_for_users
+from spillgrad_tools.termination import unwinding
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,11 +37,11 @@ def call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     return outcome  # type: ignore[no-any-return]
 
 
-def without_compiler(make: Callable[[], T], handed: Mapping[str, Any], leave: Callable[[], None]) -> T:
+def without_compiler(make: Callable[[], T], handed: Mapping[str, Any], leave: Callable[[], Mapping[str, Any]]) -> T:
     """Return what `make` plans; if that compiled kernels, call `leave` and start anew first, unless that was done.
 
     A plan counts the memory of its process, and a compiler has a part in that. The next program has the kernels on
-    disk. `handed` is what was handed over to this program.
+    disk. `handed` is what was handed over to this program, and what `leave` returns is handed over to the next.
     """
     error = None
     try:
@@ -48,8 +49,7 @@ def without_compiler(make: Callable[[], T], handed: Mapping[str, Any], leave: Ca
     except BudgetError as raised:
         error = raised
     if counts.compiled and not handed:
-        leave()
-        start_anew.start_anew(compiled=counts.compiled)
+        start_anew.start_anew(compiled=counts.compiled, **leave())
     if error is not None:
         raise error
     return found
@@ -81,7 +81,7 @@ def _answer() -> None:
         os.dup2(2, 1)  # what the function prints goes to stderr, apart from the answer
         outcome: Any
         try:
-            with warnings_for_users():
+            with unwinding(), warnings_for_users():
                 outcome = function(*args, **kwargs)
         except Exception as error:
             outcome = error

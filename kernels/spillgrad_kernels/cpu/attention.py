@@ -18,12 +18,19 @@ from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of,
 from spillgrad_kernels.cpu.random import draw
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
-from spillgrad_kernels.layout import batch_offsets, layout_of
+from spillgrad_kernels.layout import address_of, batch_offsets, layout_of
 from spillgrad_kernels.memory import buffers
-from spillgrad_kernels.tables.attention import Dropout, check_operands, dropout_operands
+from spillgrad_kernels.tables.attention import (
+    Dropout,
+    check_first_keys,
+    check_operands,
+    checked_softcap,
+    dropout_operands,
+    reach_of,
+)
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.tables.reductions import maximum_of_any_zero
-from spillgrad_kernels.tables.scalar_math import normal_exp2, where
+from spillgrad_kernels.tables.scalar_math import normal_exp2, tanh, where
 from spillgrad_kernels.threads.dispatch import parallel_for
 
 # The sides of a tile of scores, both multiples of the micro-kernel's tile. At T = 2048 on a Zen 4 (1 MiB of L2), a tile
@@ -40,7 +47,11 @@ GRAIN = 1 << 18
 _PREFETCHED_ROWS, _LINE_BYTES = 8, 64
 # Bytes per iteration of a vectorised and unrolled loop. The size of KEYS elements is a multiple of this.
 _UNROLLED_BYTES = 4 * VECTOR_BYTES
+# The first column of a tile that is computed is a multiple of this: of the rows of a micro-kernel's tile, and of the
+# random words that one counter gives.
+_FIRST_COLUMNS = 4 * TILE_ROWS
 NO_MASK, CHOICE, BIAS = 0, 1, 2
+_INT32 = np.zeros(1, np.int32)
 LOG2_E = 1 / math.log(2)
 
 
@@ -80,6 +91,23 @@ def _add_bias(row: np.ndarray, bias: np.ndarray) -> None:
 def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float) -> None:
     for j in range(row.size):
         row[j] = where(words[j] >= threshold, row[j] * factor, row.dtype.type(0))
+
+
+@jit
+def _cap(row: np.ndarray, cap: float) -> None:
+    """Replace each score x of `row` by `cap` * tanh(x / `cap`), in place."""
+    for j in range(row.size):
+        row[j] = cap * tanh(row[j] / cap)
+
+
+@jit
+def _cap_with_slopes(row: np.ndarray, slopes: np.ndarray, cap: float) -> None:
+    """Cap the scores of `row` in place; set `slopes` to the derivatives of the capped scores by the scores."""
+    one = row.dtype.type(1)
+    for j in range(row.size):
+        share = tanh(row[j] / cap)
+        row[j] = cap * share
+        slopes[j] = (one - share) * (one + share)
 
 
 @jit
@@ -138,15 +166,46 @@ def store_rows(
 
 
 # In the functions below, parameters such as `tile`, `a`, `b`, `c` and `panels` are addresses; `tile_row`, `a_row`,
-# `b_row` and `c_row` are row strides in bytes. Only the dtype of `like` counts. The first query of a tile is `ahead`
-# positions after the tile's first key, so query i of the tile sees the tile's keys up to i + ahead. Products skip the
-# keys that no query of a micro-kernel's tile sees. Without a causal mask, `ahead` is the number of keys.
+# `b_row` and `c_row` are row strides in bytes. Only the dtype of `like` counts. Query i of a tile sees the tile's keys
+# from `starts`[i] - `k0` up to i + `ahead`: `k0` is the number of the tile's first key, and `starts` begins at the
+# tile's first query. `lows` has the least start of each `TILE_ROWS` queries, so that products skip the keys that no
+# query of a micro-kernel's tile sees. A query that sees all keys has a start of 0, and an `ahead` of at least the
+# number of keys.
+
+
+@jit
+def load_starts(starts: np.ndarray, lows: np.ndarray, source: int, row: int, is_given: bool) -> int:
+    """Set `starts` to the first keys that queries see, at address `source` and `row` bytes apart; else to 0.
+
+    Set `lows`, too, and return the least start.
+    """
+    starts[:] = 0
+    lows[:] = 0
+    if not is_given:
+        return 0
+    least = np.int64(np.iinfo(np.int32).max)
+    for r in range(starts.size):
+        start = max(0, array_at(_INT32, source + r * row, 1)[0])
+        starts[r] = start
+        block = r // TILE_ROWS
+        lows[block] = start if r % TILE_ROWS == 0 else min(lows[block], start)
+        least = min(least, start)
+    return least  # type: ignore[no-any-return]
+
+
+@jit
+def first_column(lows: np.ndarray, k0: int) -> int:
+    """Return the first column of a tile to compute, a multiple of `_FIRST_COLUMNS`."""
+    least = k0 + KEYS
+    for low in lows:
+        least = min(least, low)
+    return max(0, least - k0) // _FIRST_COLUMNS * _FIRST_COLUMNS  # type: ignore[no-any-return]
 
 
 @jit
 def multiply_by_panels(
     like: np.ndarray, rows: int, columns: int, depth: int, a: int, a_row: int, panels: int, tile: int, tile_row: int,
-    ahead: int,
+    lows: np.ndarray, k0: int, ahead: int,
 ) -> None:  # fmt: skip
     """Set a tile of scores to the dot products of `rows` queries at address `a` and `columns` keys in `panels`.
 
@@ -155,7 +214,7 @@ def multiply_by_panels(
     size, width = like.itemsize, tile_columns(like)
     for j in range(0, columns, width):
         for i in range(0, rows, TILE_ROWS):
-            if j < i + TILE_ROWS + ahead:
+            if lows[i // TILE_ROWS] - k0 < j + width and j < i + TILE_ROWS + ahead:
                 multiply_strided(
                     like, depth, a + i * a_row, a_row, size, panels + j * depth * size, width * size,
                     tile + i * tile_row + j * size, tile_row, 0, 0,
@@ -165,21 +224,22 @@ def multiply_by_panels(
 @jit
 def multiply_tile(
     like: np.ndarray, rows: int, columns: int, width: int, tile: int, tile_row: int, b: int, b_row: int, c: int,
-    c_row: int, accumulate: bool, ahead: int,
+    c_row: int, lows: np.ndarray, k0: int, ahead: int,
 ) -> None:  # fmt: skip
-    """Set C to the matrix product of a tile and B; if `accumulate`, add the product to C instead.
+    """Add the matrix product of a tile and B to C, in place.
 
     Shapes: tile (rows, columns), B (columns, width), C (rows, width).
     """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):
         for i in range(0, rows, TILE_ROWS):
-            depth = min(columns, i + TILE_ROWS + ahead)
+            low = max(0, lows[i // TILE_ROWS] - k0)
+            depth = min(columns, i + TILE_ROWS + ahead) - low
             if depth > 0:
                 place = c + i * c_row + j * size
                 multiply_strided(
-                    like, depth, tile + i * tile_row, tile_row, size, b + j * size, b_row, place, c_row,
-                    place if accumulate else 0, c_row,
+                    like, depth, tile + i * tile_row + low * size, tile_row, size, b + low * b_row + j * size, b_row,
+                    place, c_row, place, c_row,
                 )  # fmt: skip
 
 
@@ -222,23 +282,59 @@ def drop(
 
 
 @jit
-def hide_rest(row: np.ndarray, visible: int, columns: int, hidden: float) -> int:
-    """Return how many scores of a row to process: `visible`, rounded up to whole iterations of vectorised loops.
+def _processed(row: np.ndarray, first: int, visible: int) -> tuple[int, int]:
+    """Return which scores of a row to process: those from `first` to `visible`, and whole vectorised iterations.
 
-    Set the processed scores that are not visible to `hidden`, and the rest of the row, up to `columns`, to 0.
     Vectorised loops would process a remainder one by one.
     """
-    visible = max(0, visible)
-    processed: int = round_up(visible, _UNROLLED_BYTES // row.itemsize)
-    row[visible:processed] = hidden
-    row[processed : round_up(columns, TILE_ROWS)] = 0
-    return processed
+    step = _UNROLLED_BYTES // row.itemsize
+    return first // step * step, round_up(visible, step)
+
+
+@jit
+def visible_columns(row: int, columns: int, start: int, k0: int, ahead: int) -> tuple[int, int]:
+    """Return the first column that a row of a tile sees, and the one after the last; both are equal if it sees none."""
+    visible = max(0, min(columns, row + 1 + ahead))
+    return min(max(0, start - k0), visible), visible
+
+
+@jit
+def cap_scores(
+    like: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, slopes: int, cap: float, starts: np.ndarray,
+    k0: int, ahead: int,
+) -> None:  # fmt: skip
+    """Cap a tile of scores in place; if `slopes` is an address, put there a tile of the derivatives."""
+    for r in range(rows):
+        row = array_at(like, tile + r * tile_row, KEYS)
+        first, visible = visible_columns(r, columns, starts[r], k0, ahead)
+        begin, end = _processed(row, first, visible)
+        if slopes:
+            _cap_with_slopes(row[begin:end], array_at(like, slopes + r * tile_row, KEYS)[begin:end], cap)
+        else:
+            _cap(row[begin:end], cap)
+
+
+@jit
+def hide_rest(
+    row: np.ndarray, low: int, first: int, visible: int, columns: int, hidden: float
+) -> tuple[int, int]:  # fmt: skip
+    """Return which scores of a row to process (see `_processed`), if those from `first` to `visible` are visible.
+
+    Set the processed scores that are not visible to `hidden`, and the rest of the row, from `low` to `columns`, to 0.
+    """
+    begin, end = _processed(row, first, visible)
+    if first:
+        row[low:begin] = 0
+        row[begin:first] = hidden
+    row[visible:end] = hidden
+    row[end : round_up(columns, TILE_ROWS)] = 0
+    return begin, end
 
 
 @jit
 def _weigh(
     like: np.ndarray, rows: int, columns: int, tile: int, tile_row: int, means: int, means_row: int, value_width: int,
-    largest: np.ndarray, total: np.ndarray, ahead: int,
+    largest: np.ndarray, total: np.ndarray, low: int, starts: np.ndarray, k0: int, ahead: int,
 ) -> None:  # fmt: skip
     """Replace a tile's scores by weights 2**(score - largest), in place, and update `largest`, `total` and the means.
 
@@ -249,12 +345,13 @@ def _weigh(
     zero, lowest = like.dtype.type(0), like.dtype.type(-np.inf)
     for r in range(rows):
         row = array_at(like, tile + r * tile_row, KEYS)
-        processed = hide_rest(row, min(columns, r + 1 + ahead), columns, lowest)
+        first, visible = visible_columns(r, columns, starts[r], k0, ahead)
+        begin, end = hide_rest(row, low, first, visible, columns, lowest)
         before = largest[r]
-        now = maximum_of_any_zero(before, _row_max(row[:processed]))
+        now = maximum_of_any_zero(before, _row_max(row[begin:end]))
         # If all scores so far are -inf, a finite shift gives weights of 0. A shift of -inf would give NaN.
         shift = where(now == lowest, zero, now)
-        added = _exponentials(row[:processed], shift)
+        added = _exponentials(row[begin:end], shift)
         shrink = normal_exp2(before - shift)
         if now != before:
             largest[r] = now
@@ -267,19 +364,19 @@ def _weigh(
 @jit
 def _forward(
     start: int, stop: int, empty: np.ndarray, choice: np.ndarray, places: np.ndarray, strides: np.ndarray, queries: int,
-    keys: int, width: int, value_width: int, chunk: int, scale: float, causal: bool, mask_kind: int, dropout: bool,
-    threshold: int, kept_factor: float, seed: int, counter: int,
+    keys: int, width: int, value_width: int, chunk: int, scale: float, softcap: float, reach: int, has_starts: bool,
+    mask_kind: int, dropout: bool, threshold: int, kept_factor: float, seed: int, counter: int,
 ) -> None:  # fmt: skip
     """Compute `out` and `lse` for chunks `start` to `stop` of `chunk` queries each, numbered over all heads.
 
-    `places` holds the addresses of each head's q, k, v, out, lse and mask; `strides` holds the strides of these
-    operands (see `common_operands`).
+    `places` holds the addresses of each head's q, k, v, out, lse, mask and first keys; `strides` holds the strides of
+    these operands (see `common_operands`). Query i sees no key after i + `reach`.
     """
     size, number = empty.itemsize, empty.dtype.type
     chunks = (queries + chunk - 1) // chunk
     row_counters = (keys + 3) // 4
     q_pitch, v_pitch, tile_row = pitch(empty, width), pitch(empty, value_width), pitch(empty, KEYS)
-    q_row, q_col, k_row, k_col, v_row, v_col, out_row, out_col, lse_row, _, mask_row, _ = strides
+    q_row, q_col, k_row, k_col, v_row, v_col, out_row, out_col, lse_row, _, mask_row, _, starts_row, _ = strides
     panels_bytes = round_up(KEYS * width * size, VECTOR_BYTES) + VECTOR_BYTES
     needed = chunk * (q_pitch + v_pitch) + KEYS * v_pitch + QUERIES * tile_row + panels_bytes + VECTOR_BYTES
     # The addresses below point into this array. The array is used below until the end, so that Numba does not free it
@@ -292,46 +389,55 @@ def _forward(
     panels = value_rows + KEYS * v_pitch
     words = np.empty(QUERIES * KEYS if dropout else 0, np.uint32)
     largest, total = np.empty(chunk, like.dtype), np.empty(chunk, np.float64)
-    one, query_scale = number(1), number(scale * LOG2_E)
+    starts, lows = np.empty(chunk, np.int64), np.empty(chunk // TILE_ROWS, np.int64)
+    one, query_scale, cap = number(1), number(scale * LOG2_E), number(softcap * LOG2_E)
     for task in range(start, stop):
         head = task // chunks
         # Under a causal mask, the last chunks take longest. They are computed first, so that short chunks end the work
         # evenly.
         first = (chunks - 1 - task % chunks) * chunk
-        q, k, v, out, lse, mask = places[head]
+        q, k, v, out, lse, mask, first_keys = places[head]
         present = min(chunk, queries - first)
+        least = load_starts(starts[:present], lows, first_keys + first * starts_row, starts_row, has_starts)
         load_rows(like, present, width, q + first * q_row, q_row, q_col, query_rows, q_pitch, query_scale)
         largest[:] = -np.inf
         total[:] = 0
-        for k0 in range(0, min(keys, first + present) if causal else keys, KEYS):
+        array_at(like, means, chunk * v_pitch // size)[:] = 0
+        for k0 in range(least // KEYS * KEYS, min(keys, first + present + reach), KEYS):
             columns = min(KEYS, keys - k0)
             pack(like_of(like), tile_columns(like), k + k0 * k_row, k_row, k_col, columns, width, panels)
             load_rows(like, columns, value_width, v + k0 * v_row, v_row, v_col, value_rows, v_pitch, one)
             for q0 in range(0, present, QUERIES):
                 rows = min(QUERIES, present - q0)
-                ahead = first + q0 - k0 if causal else keys
-                if rows + ahead <= 0:
+                ahead = first + q0 - k0 + reach
+                least_starts = lows[q0 // TILE_ROWS : (q0 + rows + TILE_ROWS - 1) // TILE_ROWS]
+                seen, low = min(columns, rows + ahead), first_column(least_starts, k0)
+                if seen <= low:
                     continue
-                seen = min(columns, rows + ahead)
-                mean = means + q0 * v_pitch
+                begins = starts[q0 : q0 + rows]
+                mean, corner = means + q0 * v_pitch, tile + low * size
                 multiply_by_panels(
-                    like, rows, seen, width, query_rows + q0 * q_pitch, q_pitch, panels, tile, tile_row, ahead
-                )
+                    like, rows, seen, width, query_rows + q0 * q_pitch, q_pitch, panels, tile, tile_row, least_starts,
+                    k0, ahead,
+                )  # fmt: skip
+                if cap != 0:
+                    cap_scores(like, rows, seen, tile, tile_row, 0, cap, begins, k0, ahead)
                 if mask_kind != NO_MASK:
-                    place = mask + (first + q0) * mask_row + k0 * (size if mask_kind == BIAS else 1)
-                    apply_mask(like, choice, mask_kind, rows, seen, tile, tile_row, place, mask_row)
+                    place = mask + (first + q0) * mask_row + (k0 + low) * (size if mask_kind == BIAS else 1)
+                    apply_mask(like, choice, mask_kind, rows, seen - low, corner, tile_row, place, mask_row)
                 _weigh(
                     like, rows, seen, tile, tile_row, mean, v_pitch, value_width,
-                    largest[q0 : q0 + rows], total[q0 : q0 + rows], ahead,
+                    largest[q0 : q0 + rows], total[q0 : q0 + rows], low, begins, k0, ahead,
                 )  # fmt: skip
                 if dropout:
                     row_number = np.uint64(head * queries + first + q0)
-                    at = counter + row_number * np.uint64(row_counters) + np.uint64(k0 // 4)
-                    draw_words(words, rows, seen, at, row_counters, seed)
-                    drop(like, words, rows, seen, tile, tile_row, threshold, kept_factor)
+                    at = counter + row_number * np.uint64(row_counters) + np.uint64((k0 + low) // 4)
+                    draw_words(words, rows, seen - low, at, row_counters, seed)
+                    drop(like, words, rows, seen - low, corner, tile_row, threshold, kept_factor)
                 multiply_tile(
-                    like, rows, seen, value_width, tile, tile_row, value_rows, v_pitch, mean, v_pitch, k0 > 0, ahead
-                )
+                    like, rows, seen, value_width, tile, tile_row, value_rows, v_pitch, mean, v_pitch, least_starts,
+                    k0, ahead,
+                )  # fmt: skip
         for r in range(present):
             position = first + r
             # A query that sees no key has no mean.
@@ -345,11 +451,13 @@ def _forward(
 @on_device("attention")
 def attention_forward(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, causal: bool, mask: np.ndarray | None = None,
-    dropout: Dropout | None = None,
+    dropout: Dropout | None = None, first_keys: np.ndarray | None = None, softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials.
 
-    With `causal`, query i sees the keys up to i. The result of a query that sees no key is 0.
+    With `causal`, query i sees the keys up to i. With `first_keys`, int32 that broadcasts to (..., T), the queries are
+    the last T of S positions, and query i sees the keys from first_keys[i] up to S - T + i. With `softcap`, scores
+    x become softcap * tanh(x / softcap) before the mask. The result of a query that sees no key is 0.
     Shapes: q (..., T, D), k (..., S, D), v (..., S, E); out (..., T, E), lse (..., T). Any strides. The mask broadcasts
     to (..., T, S). Its elements are bool, True for the keys to see, or numbers to add to the scores.
     Raises ValueError for shapes that do not match. Raises TypeError for dtypes that do not match.
@@ -363,13 +471,15 @@ def attention_forward(
         lse.fill(-np.inf)
     elif lse.size:
         mask, mask_kind = checked_mask(mask, lse, keys)
+        starts = checked_first_keys(first_keys, lse)
         heads = lse.size // queries
         chunk = round_up(min(_CHUNK, -(-queries * heads // TASKS), queries), QUERIES)
         chunk = round_up(-(-queries // -(-queries // chunk)), TILE_ROWS)
         parallel_for(
             _forward, heads * -(-queries // chunk), 1 + GRAIN // (chunk * keys * (width + value_width)),
-            *common_operands(q, k, v, out, lse[..., None], mask), queries, keys, width, value_width, chunk,
-            float(scale), bool(causal), mask_kind, *dropout_operands(dropout, q.dtype),
+            *common_operands(q, k, v, out, lse[..., None], mask, starts), queries, keys, width, value_width, chunk,
+            float(scale), checked_softcap(softcap), reach_of(queries, keys, causal, first_keys),
+            first_keys is not None, mask_kind, *dropout_operands(dropout, q.dtype),
         )  # fmt: skip
     return out, lse
 
@@ -400,6 +510,14 @@ def checked_mask(mask: np.ndarray | None, lse: np.ndarray, keys: int) -> tuple[n
         raise ValueError(f"attention: got a mask of {mask.shape}; wanted one that broadcasts to {shape}") from None
 
 
+def checked_first_keys(first_keys: np.ndarray | None, lse: np.ndarray) -> np.ndarray:
+    """Return `first_keys`, broadcast to (..., T, 1); if it is None, an array that kernels do not read."""
+    if first_keys is None:
+        return lse[..., None]
+    check_first_keys(first_keys, lse.shape)
+    return np.broadcast_to(aligned(first_keys), lse.shape)[..., None]
+
+
 def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
     """Return an uninitialised array of the shape of `array`, except that its last dimension has size `width`.
 
@@ -407,7 +525,9 @@ def empty_in_order_of(array: np.ndarray, width: int) -> np.ndarray:
     """
     lead = array.shape[:-1]
     order = sorted(range(len(lead)), key=lambda axis: -abs(array.strides[axis]))
-    ordered = buffers.empty((*(lead[axis] for axis in order), width), array.dtype)
+    ordered = buffers.empty((*[lead[axis] for axis in order], width), array.dtype)
+    if order == sorted(order):
+        return ordered
     return ordered.transpose(*np.argsort(order), len(lead))
 
 
@@ -418,7 +538,7 @@ def common_operands(*operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     holds the address of each operand's matrix for each head. The last holds the row stride and the column stride of
     each operand, in bytes.
     """
-    starts = np.array([operand.ctypes.data for operand in operands], np.int64)
+    starts = np.array([address_of(operand) for operand in operands], np.int64)
     strides = np.array([stride for operand in operands for stride in operand.strides[-2:]], np.int64)
     places = batch_offsets(operands[0].shape[:-2], *map(layout_of, operands)) + starts
     return np.empty(0, operands[0].dtype), np.empty(0, np.bool_), places, strides

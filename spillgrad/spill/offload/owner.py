@@ -6,7 +6,7 @@ import weakref
 from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
-from spillgrad.spill.offload.needs import ALONE, DiskNeed, Framework, Need, Needs, disk_need, needs_of
+from spillgrad.spill.offload.needs import ALONE, DiskNeed, Framework, Need, Needs, Sharing, disk_need, needs_of
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk.direct_io import speeds
 from spillgrad.storage.disk.file_system import free_bytes
@@ -168,12 +168,17 @@ class OffloadOwner(StoreOwner):
         """Whether backward updates each parameter as soon as it has the gradient, which goes to no store."""
         return self._step_in_backward and self._max_grad_norm is None and not self._sharing.sums
 
-    def _require_budgets(self, ram_budget_bytes: int) -> Needs:
-        """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""
+    def _needs(self, sharing: Sharing) -> Needs:
+        """Return the needs if so many processes shared this training."""
         clips = self._clips_copies and self._max_grad_norm is not None
         copies = clips and not self._step_in_backward
-        gradients = 0 if self._uses_gradients_up and self._hands_gradients_over else 2 if copies else 1
-        needs = needs_of(self._framework, self.model, self.optimizer, gradients, self._sharing, clips)
+        uses_up = self._uses_gradients_up and not sharing.sums
+        gradients = 0 if uses_up and self._hands_gradients_over else 2 if copies else 1
+        return needs_of(self._framework, self.model, self.optimizer, gradients, sharing, clips)
+
+    def _require_budgets(self, ram_budget_bytes: int) -> Needs:
+        """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""
+        needs = self._needs(self._sharing)
         self.least_budget = needs.ram.nbytes
         require_enough("ram_budget", ram_budget_bytes, needs.ram)
         return needs

@@ -81,6 +81,25 @@ class Machine:
     matmul_flop_per_s: float
     disk: Disk
 
+    def among(self, processes: int) -> "Machine":
+        """Return what each of several processes has that use the machine at the same time.
+
+        The speed of matrix products stays: it is that of the threads which measured it.
+
+        Parameters
+        ----------
+        processes : int
+            Number of processes.
+
+        Returns
+        -------
+        Machine
+            With its share of the cores and of the disk.
+        """
+        speeds = self.disk.write_bytes_per_s / processes, self.disk.read_bytes_per_s / processes
+        disk = Disk(*speeds, self.disk.busy_s_per_byte, self.disk.free_bytes // processes)
+        return Machine(max(1, self.cores // processes), self.matmul_flop_per_s, disk)
+
     def busy_s(self, nbytes: int) -> float:
         """Return how long a computation on all cores is held up while a store moves data.
 

@@ -21,6 +21,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.adam import AdamW
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.module_paths import pattern
+from spillgrad.spill.offload.needs import ALONE, Sharing
 from spillgrad.spill.planning.candidate import (
     Prediction,
     TrainingPlan,
@@ -202,6 +203,8 @@ def plan(
     link: Link | None = None,
     wire: str = "float32",
     shard: str = "state",
+    processes: int = 1,
+    beside_bytes: int = 0,
 ) -> Plan:
     """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
@@ -246,6 +249,11 @@ def plan(
     shard : {"state", "all"}, default "state"
         What processes share of an offloaded model: the optimizer's state, or all large parameters, too, as
         `disk_offload` does. With "all", the model is offloaded.
+    processes : int, default 1
+        Number of processes that train together, each within `ram`. The plan is for one of them; `machine` is its share
+        of one. Of `accumulate` batches, it has its share.
+    beside_bytes : int, default 0
+        Memory that the process will have and this one has not, such as its data.
 
     Returns
     -------
@@ -281,6 +289,11 @@ def plan(
     if ranks < 1 or (ranks > 1 and link is None):
         wanted = "at least 1" if ranks < 1 else "the network between them, too: give link=Link(bytes_per_s, latency_s)"
         raise ArgumentError(f"plan: got ranks {ranks}; wanted {wanted}")
+    if processes < 1 or processes > accumulate or (processes > 1 and (ranks > 1 or shard == "all")):
+        raise ArgumentError(
+            f"plan: got processes {processes} with accumulate {accumulate}, ranks {ranks} and shard {shard!r}; wanted "
+            "at least 1, a batch of the step for each, and neither ranks nor shard='all' beside several"
+        )
     format_ = wire_named(wire, "plan")
     if shard not in ("state", "all") or (shard == "all" and offload is False):
         raise ArgumentError(
@@ -291,7 +304,8 @@ def plan(
     loss = _loss(model, batch, context) if loss is None else loss
     watched = _watched(
         build, layers, loss, ram_bytes, directory, accumulate,
-        optimizer=optimizer, mixed_precision=autocast, machine=machine,
+        optimizer=optimizer, mixed_precision=autocast, machine=machine, sharing=Sharing(processes, format_),
+        beside_bytes=beside_bytes,
     )  # fmt: skip
     wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
     found = best(wholes, ram_bytes)
@@ -385,7 +399,7 @@ def _watched(
     build: Callable[[int], Module], depth: int, loss: Callable[[Module], Tensor], ram_bytes: int,
     directory: str | os.PathLike[str] | None, accumulate: int, *,
     optimizer: Callable[[list[Parameter]], Optimizer] = AdamW, mixed_precision: bool = False,
-    machine: Machine | None = None,
+    machine: Machine | None = None, sharing: Sharing = ALONE, beside_bytes: int = 0,
 ) -> Callable[[bool], Whole]:  # fmt: skip
     """Return a function `watched(offload)` that profiles the model: in a store if `offload` is true, else in RAM."""
     place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
@@ -404,15 +418,18 @@ def _watched(
                     ram_budget=budget_bytes,
                     offload=offload,
                     mixed_precision=mixed_precision,
-                    accumulate=accumulate,
+                    accumulate=-(-accumulate // sharing.ranks),
                     busy_s_per_byte=on.busy_s(1),
+                    sharing=sharing,
+                    steps_in_backward=accumulate == 1,
                 )
             except BudgetError as error:
                 refused, budget_bytes = error, error.least_bytes
                 if not 0 < budget_bytes <= ram_bytes * _MOST_PROFILE_SHARE:
                     break
             else:
-                return Whole(found, depth, on)
+                found = dataclasses.replace(found, base_bytes=found.base_bytes + beside_bytes)
+                return Whole(found, depth, on, sharing)
         raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
 
     return watched

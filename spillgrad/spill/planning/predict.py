@@ -9,13 +9,16 @@ it writes arrays until half the budget is free.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from spillgrad.spill.offload.needs import Sharing
+from spillgrad.nn.parallel.gradient_buckets import default_bucket_bytes
+from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
+from spillgrad.spill.offload.needs import ALONE, Sharing, part_bytes, reduced_bytes
 from spillgrad.spill.planning.candidate import NOTHING, Candidate
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine
@@ -28,6 +31,7 @@ from spillgrad.storage.residency.belady import PHASES, Event, Item
 _PASSES = 3
 # The number of layers that a profile runs.
 _SHALLOW = 2
+_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +54,14 @@ class Whole(Candidate):
         Number of layers of the whole model.
     machine : Machine
         The machine to predict for.
+    sharing : Sharing, optional
+        The processes of which this is one; their sums of gradients count in its memory.
     """
 
-    def __init__(self, profile: Profile, depth: int, machine: Machine) -> None:
+    def __init__(self, profile: Profile, depth: int, machine: Machine, sharing: Sharing = ALONE) -> None:
         super().__init__(profile.offload, profile.least_budget, machine)
         self.profile = profile
+        self.sharing = sharing
         self._more = 0 if profile.layers is None else depth - 2  # the layers that the profile did not run
         self._prefix = f"{profile.layers}." if profile.layers else ""
         self.units = self._units()
@@ -109,7 +116,7 @@ class Whole(Candidate):
         return self._changed(phase_s=phase_s, layer_s=layer_s)
 
     def _changed(self, **fields: Any) -> "Whole":
-        return Whole(dataclasses.replace(self.profile, **fields), self._more + _SHALLOW, self.machine)
+        return Whole(dataclasses.replace(self.profile, **fields), self._more + _SHALLOW, self.machine, self.sharing)
 
     def in_parts(self, sharing: Sharing) -> "Whole":
         """Return the same model where each of several processes stores a part of large arrays that live on.
@@ -247,7 +254,38 @@ class Whole(Candidate):
             Number of bytes.
         """
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
+        arrays += self._sums_bytes
         return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
+
+    def copies_bytes(self, sharing: Sharing) -> int:
+        """Return what processes that share a model in RAM keep beside its gradients.
+
+        Parameters
+        ----------
+        sharing : Sharing
+            The processes.
+
+        Returns
+        -------
+        int
+            In later batches of a step, sums are beside the gradients that were there. Where they are rounded, exact
+            sums are kept.
+        """
+        is_later = sharing.ranks > 1 and self.profile.accumulate > 1
+        copies_bytes = min(self.trained_bytes, MOST_COPIES_BYTES) if is_later else 0
+        return copies_bytes + (0 if sharing.wire.is_exact else -(-self.trained_bytes // sharing.ranks))
+
+    @functools.cached_property
+    def _sums_bytes(self) -> int:
+        """The bytes that adding up gradients takes beside them. Those of an offloaded model are in its budget."""
+        sharing, trained_bytes = self.sharing, self.trained_bytes
+        if self.offload or not sharing.sums:
+            return 0
+        gradients = [each.dtype.itemsize * each.count for each in self.gradients()]
+        bucket_bytes = min(trained_bytes, default_bucket_bytes(trained_bytes, sharing.ranks))
+        largest = max(bucket_bytes, *gradients, 0)
+        part = part_bytes(largest, _FLOAT_BYTES, sharing.ranks)
+        return sum(reduced_bytes(largest, part, sharing)) + self.copies_bytes(sharing)
 
     def _sum(self, by_unit: dict[int, int]) -> int:
         return sum(by_unit.values()) + self._more * by_unit.get(1, 0)

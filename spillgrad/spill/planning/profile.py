@@ -26,6 +26,7 @@ from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.module_paths import is_within, pattern
+from spillgrad.spill.offload.needs import ALONE, Sharing
 from spillgrad.spill.planning.record import Recorder, Unit
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
@@ -130,7 +131,7 @@ class Profile:
 def profile(
     build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer,
     directory: str | os.PathLike[str], *, ram_budget: int, offload: bool, mixed_precision: bool = False,
-    accumulate: int = 1, busy_s_per_byte: float = 0.0,
+    accumulate: int = 1, busy_s_per_byte: float = 0.0, sharing: Sharing = ALONE, steps_in_backward: bool = True,
 ) -> Profile:  # fmt: skip
     """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
@@ -156,6 +157,10 @@ def profile(
         Number of batches before each update.
     busy_s_per_byte : float, default 0.0
         Seconds of the processor for each byte that the store moves; they do not count as computing.
+    sharing : Sharing, optional
+        The processes that will train together, for the least budget. This process trains alone.
+    steps_in_backward : bool, default True
+        Whether backward updates offloaded parameters, if a step has one batch.
 
     Returns
     -------
@@ -169,8 +174,11 @@ def profile(
     """
     state = default_generator.get_state()
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
-        watched = _Watched(build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate)
-        watched.busy_s_per_byte = busy_s_per_byte
+        watched = _Watched(
+            build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate,
+            steps_in_backward and accumulate == 1,
+        )  # fmt: skip
+        watched.busy_s_per_byte, watched.sharing = busy_s_per_byte, sharing
         try:
             return watched.profile()
         finally:
@@ -190,8 +198,9 @@ class _Watched:
 
     def __init__(
         self, build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer, place: str,
-        ram_budget: int, offload: bool, mixed_precision: bool, accumulate: int,
+        ram_budget: int, offload: bool, mixed_precision: bool, accumulate: int, steps_in_backward: bool,
     ) -> None:  # fmt: skip
+        self._steps_in_backward, self.sharing = steps_in_backward, ALONE
         self.others_bytes = buffers.memory_stats().live_bytes  # of arrays outside the model
         self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None
@@ -201,7 +210,7 @@ class _Watched:
                 make_optimizer,
                 place,
                 ram_budget=ram_budget,
-                step_in_backward=accumulate == 1,  # as in training: with several batches, gradients accumulate first
+                step_in_backward=steps_in_backward,  # as in training: with several batches, gradients accumulate first
                 max_grad_norm=MAX_GRAD_NORM,
             )
             self.model, optimizer = self._offload.model, self._offload.optimizer
@@ -261,7 +270,7 @@ class _Watched:
     def step(self) -> None:
         for _ in range(min(self._accumulate, 2)):  # the second batch stands for all that add to existing gradients
             self._pass()
-        if self._offload is None or self._accumulate > 1:
+        if self._offload is None or not self._steps_in_backward:
             self.enter("update")
             if self._offload is None:
                 clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM)
@@ -320,7 +329,7 @@ class _Watched:
             layer_s=_medians(layers),
             recomputable=self.recorder.units(),
             held=dict(sampler.held),
-            least_budget=0 if self._offload is None else self._offload.least_budget,
+            least_budget=0 if self._offload is None else self._offload._needs(self.sharing).ram.nbytes,
             state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
             base_bytes=in_steps(base_bytes),
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),

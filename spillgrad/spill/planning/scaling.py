@@ -16,7 +16,6 @@ from spillgrad.distributed.link import Link
 from spillgrad.distributed.lockstep import Collective, Lockstep
 from spillgrad.distributed.wires import EXACT, Wire
 from spillgrad.nn.parallel.gradient_buckets import Kind, bucket_places, default_bucket_bytes
-from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
 from spillgrad.spill.offload.needs import ALONE, Sharing
 from spillgrad.spill.planning.candidate import NOTHING, PhaseSeconds
 from spillgrad.spill.planning.choose import Choice
@@ -237,9 +236,7 @@ def _step(
     computing_s = max(forward) + max(backward) + max(update)
     step_s = rounds * (forward_s + backward_s) + max(update) + after_s
     per_round, per_step = traffic.total(of_round), traffic.total(of_step)
-    # In later rounds, sums are beside the gradients that were there. Where they are rounded, exact sums are kept.
-    copies_bytes = 0 if size == 1 or is_sharded or rounds == 1 else min(whole.trained_bytes, MOST_COPIES_BYTES)
-    copies_bytes += 0 if is_sharded or wire.is_exact else -(-whole.trained_bytes // size)
+    copies_bytes = 0 if is_sharded else mine.copies_bytes(sharing)
     per_s = batches / step_s
     return Scaling(
         ranks=size,

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import spillgrad as sg
+from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.spill.offload.needs import Sharing
 from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.plan import plan
@@ -321,6 +323,51 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path):
         plan("gpt2", 8, 2048, "1GiB", tmp_path)
     with pytest.raises(sg.errors.SpillError, match="missing"):
         plan("tiny", 8, 64, "1GiB", tmp_path / "missing")
+
+
+def test_sums_of_gradients_take_room_beside_a_model_in_ram_and_are_in_the_budget_of_one_on_disk(tmp_path: Path):
+    found = profile(gpt, 6, loss_of, sg.optim.AdamW, tmp_path, ram_budget=64 << 20, offload=False, accumulate=2)
+
+    def peak_bytes(sharing: Sharing, **changes: Any) -> int:
+        return Whole(dataclasses.replace(found, **changes), 6, QUICK, sharing).peak_bytes(1 << 20)
+
+    alone, shared = peak_bytes(Sharing(1)), peak_bytes(Sharing(2))
+    assert peak_bytes(Sharing(2), accumulate=1) > peak_bytes(Sharing(1), accumulate=1)
+    trained_bytes = Whole(found, 6, QUICK).trained_bytes
+    assert shared - alone >= trained_bytes  # a second batch adds to copies
+    rounded = wire_named("int8", "test")
+    assert peak_bytes(Sharing(2, rounded)) - shared >= trained_bytes // 2  # and so do exact sums
+    assert peak_bytes(Sharing(2, rounded), offload=True) == peak_bytes(Sharing(1), offload=True)
+
+
+def test_what_a_process_has_beside_counts(tmp_path: Path):
+    found = planned("4GiB", tmp_path, accumulate=4, processes=2, offload=False, beside_bytes=1 << 30)
+    assert found.least_bytes > 1 << 30
+    assert found.prediction.peak_bytes > 1 << 30
+
+
+@pytest.mark.parametrize("wire, processes", [("float32", 2), ("int8", 3)])
+def test_the_least_budget_of_an_offloaded_model_is_that_which_the_processes_need(
+    wire: str, processes: int, tmp_path: Path
+):
+    sharing = Sharing(processes, wire_named(wire, "test"))
+    found = profile(
+        gpt, 2, loss_of, sg.optim.AdamW, tmp_path, ram_budget=64 << 20, offload=True, sharing=sharing,
+        steps_in_backward=False,
+    )  # fmt: skip
+    offload = sg.disk_offload(lambda: gpt(2), sg.optim.AdamW, tmp_path, ram_budget=64 << 20, max_grad_norm=1.0)
+    assert found.least_budget == offload._needs(sharing).ram.nbytes != offload.least_budget
+
+
+def test_processes_of_a_machine_share_its_cores_and_its_disk():
+    found = sg.planning.Machine(5, 1e11, sg.planning.Disk(8.0, 4.0, 1e-9, 10)).among(2)
+    assert found == sg.planning.Machine(2, 1e11, sg.planning.Disk(4.0, 2.0, 1e-9, 5))
+
+
+@pytest.mark.parametrize("options", [{"processes": 0}, {"processes": 3}, {"processes": 2, "shard": "all"}], ids=str)
+def test_processes_that_a_plan_cannot_be_for_are_refused(options: dict[str, Any], tmp_path: Path):
+    with pytest.raises(ArgumentError, match="got processes"):
+        planned("4GiB", tmp_path, accumulate=2, **options)
 
 
 def test_adapters_train_less_than_weights(tmp_path: Path):

@@ -20,6 +20,13 @@ def test_a_run_finishes_within_its_memory_or_says_that_there_is_no_plan(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_beside_a_neighbour_finishes_and_both_count_in_the_group(tmp_path):
+    found = within.trained_beside("auto", WORDS, 1 << 30, 300 << 20, tmp_path)
+    assert (found.ended, found.said, found.ram_bytes) == ("finished", "", 1 << 30)
+    assert found.group_peak_bytes is None or found.group_peak_bytes > 300 << 20
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_did_not_finish_gives_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(within, "runs", lambda options: [within.Run("one", 1 << 30, "finished", 1 << 29, 1 << 29)])
     assert main(["bench", "within"]) == 0

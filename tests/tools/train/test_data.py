@@ -196,3 +196,23 @@ def test_evaluation_may_have_data_of_its_own(here):
     wanted = mean_loss_of_answers(model, found.held_out, range(3))
     assert training.held_out_loss().loss == pytest.approx(wanted, rel=1e-5)
     assert found.digest != data().digest
+
+
+def test_a_folder_of_json_files_alone_holds_records(here, capsys):
+    folder = here / "folder"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps(CHATS[:6]))
+    (folder / "b.json").write_text("\n".join(map(json.dumps, CHATS[6:])))
+    found = TrainingData.load(folder, tokenizer="base")
+    assert isinstance(found.content, sg.data.Documents)
+    assert found.digest == data().digest
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    words = ["train", "--weights", "base", "--data", "folder", "--steps", "1", "--batch", "2", "--context", "48"]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert ("folder/config.json, line 1: got an object with the keys model_type" in error, error.count("\n")) == (
+        True,
+        1,
+    )
+    (folder / "notes.txt").write_text("a folder of texts, which may hold other files, too")
+    assert isinstance(TrainingData.load(folder, tokenizer="base").content, np.ndarray)

@@ -849,7 +849,7 @@ def test_a_run_within_a_memory_follows_a_plan_to_the_same_numbers(here: Path, ca
     capsys.readouterr()
     wanted = {name: array.tobytes() for name, array in saved_model(here / "free").items()}
     least = ""
-    for number, ram in enumerate(["auto", "4GiB", "least"]):
+    for number, ram in enumerate(["4GiB", "least"]):
         words = ["--ram", least if ram == "least" else ram]
         assert main([*ARGUMENTS, *words, "--out", f"out{number}"]) == 0
         printed = capsys.readouterr().out
@@ -860,7 +860,7 @@ def test_a_run_within_a_memory_follows_a_plan_to_the_same_numbers(here: Path, ca
 
 
 def test_a_stopped_run_within_a_memory_names_the_memory_and_not_what_the_plan_chose():
-    options = TrainOptions({}, ram="1GiB", offload=True, ram_budget="400MiB", save_every=2)
+    options = TrainOptions({}, ram="1GiB", save_every=2)
     assert train_command._again(options, Path("out")) == "spillgrad train --resume out --ram 1GiB --save-every 2"
 
 

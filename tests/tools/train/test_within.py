@@ -16,6 +16,11 @@ TEXT = b"It was the best of times, it was the worst of times. " * 60
 ARGUMENTS = ["train", "--data", "text.txt", "--model", "tiny", "--steps", "4", "--batch", "2", "--context", "32"]
 
 
+def _as_on_a_terminal() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):  # also where these are ignored
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(here: Path, *options: str) -> "subprocess.Popen[str]":
     (here / "text.txt").write_bytes(TEXT)
     return subprocess.Popen(
@@ -25,7 +30,7 @@ def start(here: Path, *options: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # also where it is ignored
+        preexec_fn=_as_on_a_terminal,
     )
 
 
@@ -52,12 +57,13 @@ def test_two_plans_agree_on_the_least_memory_and_it_trains(tmp_path: Path):
     assert max(told) <= 1.03 * min(told)
 
 
-def test_ctrl_c_while_it_plans_ends_it_without_a_trace(tmp_path: Path):
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1)])
+def test_a_signal_while_it_plans_ends_it_without_a_trace(number: signal.Signals, status: int, tmp_path: Path):
     process = start(tmp_path, "--ram", "1GiB", "--out", "out")
     wait_until(lambda: any((tmp_path / "out").glob("plan-*")), 120)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 130
+    assert process.returncode == status
     assert [each.name for each in tmp_path.iterdir()] == ["text.txt"]
 
 

@@ -94,6 +94,7 @@ class WithinOptions:
 
     as_json: Json = False
     name: Annotated[str, Option("--filter", metavar="NAME", help="Only runs whose name contains this.")] = ""
+    times: Annotated[int, Option(min=1, metavar="N", help="Runs of --ram auto in each control group.")] = 10
     directory: Disk = Path()
 
 

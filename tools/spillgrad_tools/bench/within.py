@@ -1,5 +1,6 @@
 """`spillgrad bench within`: train within many sizes of memory, each run in a control group of that size."""
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -37,15 +38,25 @@ CASES: dict[str, tuple[str, ...]] = {
 # Sizes, as shares of the least one that a plan names.
 SHARES = (1.0, 1.05, 1.15, 1.3, 1.6, 2.0)
 _STEPS = 2
+# Trained with `--ram auto` in control groups of these sizes, and in none, beside another program that takes memory of
+# the group when training begins.
+AUTOMATIC = ("--model", "gpt2", "--batch", "4", "--context", "512")
+GROUPS: tuple[int | None, ...] = (2 << 30, 4 << 30, None)
+NEIGHBOUR_BYTES = 500 << 20
+# Waits for a line, then holds so much memory until nobody writes any more.
+_NEIGHBOUR = "import sys; sys.stdin.readline(); held = b'1' * int(sys.argv[1]); sys.stdin.read()"
 _SIZE = r"([\d.]+ [KMGT]?i?B)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run within a size: how it ended, and the predicted and the measured peak memory, if it came so far."""
+    """A run within a size: how it ended, and the predicted and the measured peak memory, if it came so far.
+
+    The size is None where nothing limits the run.
+    """
 
     case: str
-    ram_bytes: int
+    ram_bytes: int | None
     ended: str
     predicted_bytes: int | None = None
     peak_bytes: int | None = None
@@ -67,6 +78,48 @@ def trained(case: str, words: tuple[str, ...], ram_bytes: int, directory: Path) 
         said = ["train", *words, "--steps", str(_STEPS), "--ram", str(ram_bytes), "--out", f"{folder}/out"]
         done = _ran([*said, "--save-every", "0"], cap)
         group_peak = cap.peak_bytes()
+    return _ended(case, ram_bytes, done, group_peak)
+
+
+def trained_beside(
+    case: str, words: tuple[str, ...], limit_bytes: int | None, neighbour_bytes: int, directory: Path
+) -> Run:
+    """Train with `--ram auto` in a control group, or in none, where a neighbour takes memory when training begins."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=directory))
+        cap = None if limit_bytes is None else stack.enter_context(MemoryCap(limit_bytes))
+
+        def start(command: list[str], **streams: Any) -> "subprocess.Popen[str]":
+            capped = command if cap is None else cap.command(command)
+            return stack.enter_context(subprocess.Popen(capped, text=True, stdin=subprocess.PIPE, **streams))
+
+        neighbour = start([sys.executable, "-c", _NEIGHBOUR, str(neighbour_bytes)])
+        complaints = stack.enter_context(tempfile.TemporaryFile("w+", dir=folder))
+        command = [sys.executable, "-u", "-m", "spillgrad_tools", "train", *words, "--steps", str(_STEPS)]
+        running = start(
+            [*command, "--ram", "auto", "--out", f"{folder}/out", "--save-every", "0"],
+            stdout=subprocess.PIPE, stderr=complaints,
+        )  # fmt: skip
+        assert running.stdout is not None and neighbour.stdin is not None
+        said: list[str] = []
+        for line in running.stdout:
+            if not said:  # the plan has been made
+                neighbour.stdin.write("now\n")
+                neighbour.stdin.flush()
+            said.append(line)
+        status = running.wait()
+        neighbour_ended = neighbour.poll()
+        neighbour.communicate()
+        complaints.seek(0)
+        done = subprocess.CompletedProcess(command, status, "".join(said), complaints.read())
+        group_peak = None if cap is None else cap.peak_bytes()
+    found = _ended(case, limit_bytes, done, group_peak)
+    return found if neighbour_ended is None else dataclasses.replace(found, ended="killed", said="the neighbour was")
+
+
+def _ended(
+    case: str, ram_bytes: int | None, done: "subprocess.CompletedProcess[str]", group_peak: int | None
+) -> Run:  # fmt: skip
     peaks = re.search(rf"predicted: peak {_SIZE}", done.stdout), re.search(rf"peak RSS +{_SIZE}", done.stdout)
     predicted, measured = (None if found is None else parse_bytes(found[1]) for found in peaks)
     ended = {0: "finished", 2: "no plan"}.get(done.returncode, "killed")
@@ -87,6 +140,10 @@ def runs(options: WithinOptions) -> Iterator[Run]:
         least = least_bytes(words, options.directory)
         for share in SHARES:
             yield trained(case, words, int(least * share), options.directory)
+    for limit_bytes in GROUPS:
+        case = f"auto, {'no group' if limit_bytes is None else format_bytes(limit_bytes)}"
+        for _ in range(options.times if options.name in case else 0):
+            yield trained_beside(case, AUTOMATIC, limit_bytes, NEIGHBOUR_BYTES, options.directory)
 
 
 def run(options: WithinOptions) -> bool:

@@ -3,15 +3,11 @@
 import collections
 import contextlib
 import dataclasses
-import errno
-import fcntl
 import functools
 import gc
 import itertools
-import os
 import shlex
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,9 +21,9 @@ from spillgrad.device.device import as_device
 from spillgrad.errors import ArgumentError, SpillError
 from spillgrad.inspection.runs import RunReader
 from spillgrad.storage.disk.preflight import Preflight
-from spillgrad.storage.runs.sweep import sweep
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
+from spillgrad_tools import start_anew
 from spillgrad_tools.report.page import report, require_packages
 from spillgrad_tools.train.data import TrainingData, tokenizer_of
 from spillgrad_tools.train.display import (
@@ -39,6 +35,8 @@ from spillgrad_tools.train.display import (
     show_sample,
 )
 from spillgrad_tools.train.evaluation import Evaluations, require_not_ended
+from spillgrad_tools.train.folders import metrics_folder, output_folder, require_writable
+from spillgrad_tools.train.handed_data import hand_over, taken
 from spillgrad_tools.train.metrics import Metrics
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
 from spillgrad_tools.train.ranks import Ranks
@@ -46,7 +44,7 @@ from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.schedule import require_consistent
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
-from spillgrad_tools.train.within import DECIDED, contradictions, within
+from spillgrad_tools.train.within import Within, contradictions, within
 
 SAMPLE_BYTES = 300
 # The reported train loss and speed are averages over this many last steps: a single batch is noisy.
@@ -84,40 +82,41 @@ def run(options: TrainOptions) -> bool:
     ranks = Ranks()
     console = output_console(is_quiet=not ranks.is_first)
     _require_consistent(options)
-    if options.ram is not None and ranks.size > 1:
-        raise ArgumentError(
-            f"train: got --ram {options.ram} in {ranks.size} processes; plan them together with: spillgrad launch -n "
-            f"{ranks.size} -- plan --ram {options.ram}"
-        )
     settings = _settings(options)
-    data = TrainingData.load(options.data, options.eval_data, settings.tokenizer, options.skip_bad)
+    ranks.require_batches(settings.accumulate)
     with contextlib.ExitStack() as stack:
-        out = ranks.firsts(stack.enter_context(_output_directory(options)) if ranks.is_first else Path())
+        out = ranks.firsts(stack.enter_context(output_folder(options)) if ranks.is_first else Path())
         out.mkdir(parents=True, exist_ok=True)  # on another machine
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
-        ram_bytes = None
-        if options.ram is not None:
-            place = options.spill_dir or out
-            options, ram_bytes = within(options, settings, data, place, console, stack.close)
+        if ranks.is_first:
+            stack.enter_context(metrics_folder(options.log_dir, out))
+            if options.spill_dir is not None:
+                require_writable(options.spill_dir, "--spill-dir")
+        handed = start_anew.handed_over()
+        data = taken(handed, settings.tokenizer) or TrainingData.load(
+            options.data, options.eval_data, settings.tokenizer, options.skip_bad
+        )
+
+        def leave() -> dict[str, Any]:
+            values = hand_over(data, options.spill_dir or out)
+            stack.close()
+            return values
+
+        chosen = within(options, settings, data, options.spill_dir or out, console, ranks, handed, leave)
         if data.left_out:
             show_line(console, data.left_out)
         journal = _journal(out, ranks)
-        finished = _run(options, settings, data, out, journal, console, ranks, ram_bytes)
+        finished = _run(chosen, options, settings, data, out, journal, console, ranks)
         if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
 
 
 def _run(
-    options: TrainOptions,
-    settings: TrainSettings,
-    data: TrainingData,
-    out: Path,
-    journal: Path,
-    console: Console,
-    ranks: Ranks,
-    ram_bytes: int | None,
-) -> bool:
+    chosen: Within, given: TrainOptions, settings: TrainSettings, data: TrainingData, out: Path, journal: Path,
+    console: Console, ranks: Ranks,
+) -> bool:  # fmt: skip
+    options, ram_bytes, where = chosen
     try:
         with show_preparation(console):
             offload = _offload(options, out, journal)
@@ -125,7 +124,7 @@ def _run(
             training = Training(settings, data, options.resume, offload, options.device, ranks)
         say = functools.partial(show_line, console)
         metrics = Metrics(options.log_dir if ranks.is_first else None, training.first_step, say)
-        show_line(console, _begin_spilling(training, options, out, journal))
+        show_line(console, _begin_spilling(training, options, out, journal) or where)
         saves = Saves(training, out, options.save_every, say)
         evaluations = Evaluations(training, out, options.keep_best, metrics, say)
     except BaseException:
@@ -141,7 +140,7 @@ def _run(
         with watch:
             records, duration_s, profiled = _train(training, console, saves, evaluations, metrics, options.profile)
     except SpillError:  # the step is lost, but the run can go on from its last checkpoint
-        go_on = f"; go on with: {_again(options, out)}" if saves.saved is not None else ""
+        go_on = f"; go on with: {_again(given, out)}" if saves.saved is not None else ""
         show_line(console, f"stopped after step {training.step}: {saves.what_stays}{go_on}")
         raise
     if profiled is not None:
@@ -149,7 +148,7 @@ def _run(
     if evaluations.end_run and training.step < settings.steps:
         show_line(console, f"ended early at step {training.step}; best held-out loss: {evaluations.best_in_words}")
     elif training.step < settings.steps:
-        show_line(console, f"stopped after step {training.step}; go on with: {_again(options, out)}")
+        show_line(console, f"stopped after step {training.step}; go on with: {_again(given, out)}")
         return False
     held_out = training.held_out_loss()  # which all processes compute
     sample = training.sample(SAMPLE_BYTES)  # in which all take part
@@ -233,13 +232,16 @@ def _offload_budget(options: TrainOptions) -> int:
 
 
 def _begin_spilling(training: Training, options: TrainOptions, out: Path, journal: Path) -> str:
-    """Set the training's `spill` according to the options; return a line about the folder that tensors spill to."""
+    """Set the training's `spill` according to the options; return a line about the folder that tensors spill to.
+
+    The line is empty if they stay in RAM.
+    """
     if training.offload is not None:
         if options.spill:
             training.spill = sg.save_on_disk(training.offload, policy=options.policy)
         return f"offloading to {_as_named(training.offload.preflight(), options.spill_dir or out)}"
     if not options.spill:
-        return "all in RAM"
+        return ""
     budget = parse_bytes(options.ram_budget or DEFAULT_RAM_BUDGET)
     training.spill = sg.save_on_disk(
         options.spill_dir or out, ram_budget=budget, keep_journal=journal, codec=options.codec, on_full=options.on_full,
@@ -258,8 +260,7 @@ def _again(options: TrainOptions, out: Path) -> str:
     words = ["spillgrad", "train", "--resume", str(out)]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        decided = DECIDED if options.ram is not None else ()
-        if field.name not in ("settings", "out", "resume", *decided) and value != field.default:
+        if field.name not in ("settings", "out", "resume") and value != field.default:
             words += _words(field.name, value)
     return shlex.join(words)
 
@@ -331,64 +332,3 @@ def _words(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{option}" if value else f"--no-{option}"]
     return [f"--{option}", str(value)]
-
-
-@contextlib.contextmanager
-def _output_directory(options: TrainOptions) -> Iterator[Path]:
-    """Context manager: lock the checkpoint's folder, which --out or --resume names, or else a new folder in runs/.
-
-    A missing folder is made; a folder that is empty at the end is removed. If the folder is in runs/, the spill files
-    of killed runs in runs/ are removed. Raises OSError if the folder cannot be written. Raises ArgumentError if the
-    folder holds the checkpoint of another run, or if another training writes to it.
-    """
-    runs = Path("runs")
-    named = options.out or options.resume
-    if (named is None or named.parent == runs) and runs.exists():
-        sweep(runs, below=True)
-    new = (runs / str(number) for number in itertools.count(1))
-    for out in [named] if named is not None else (directory for directory in new if not directory.exists()):
-        made = [directory for directory in (out, *out.parents) if not directory.exists()]
-        out.mkdir(parents=True, exist_ok=True)
-        lock_fd = _lock(out)
-        if lock_fd is not None:
-            break
-    else:
-        raise ArgumentError(
-            f"train: another training is writing to {named}; wait until it ends, or name another folder with --out"
-        )
-    try:
-        if out != options.resume and (out / "checkpoint.json").exists():
-            raise ArgumentError(
-                f"train: --out {out} holds a checkpoint; continue it with --resume {out}, or name another folder"
-            )
-        with tempfile.TemporaryFile(dir=out):
-            pass
-        yield out
-    finally:
-        for directory in made or [out]:
-            if not any(directory.iterdir()):
-                directory.rmdir()
-        os.close(lock_fd)
-
-
-def _lock(folder: Path) -> int | None:
-    """Lock a folder until the returned file descriptor is closed; no file is made in the folder.
-
-    Return None if another process has locked the folder, or has removed it meanwhile.
-    """
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(fd), os.stat(folder)):
-            return fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
-        return fd  # a network file system without locks for folders
-    os.close(fd)
-    return None

@@ -12,14 +12,14 @@ import spillgrad as sg
 from spillgrad.data.records import Records
 from spillgrad.data.text import files_of
 from spillgrad.errors import ArgumentError, DataError
-from spillgrad.models.language_model import NO_TARGET
+from spillgrad.ops.losses import IGNORE_INDEX
 from spillgrad_tools.train.options import TrainSettings
 
 BYTES = 256
 TOKENIZER = "tokenizer.json"
 SAMPLE_PROMPT = "The "
-# A file with one of these suffixes holds records, a folder if one of its files has one of the first three: folders of
-# texts may hold other JSON.
+# A file with one of these suffixes holds records. So does a folder if all of its files have the same one, or if one has
+# one of the first three: folders of texts may hold other JSON.
 _OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".json")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 Content = np.ndarray | sg.data.Documents
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
     def counted(self) -> int:
         """Return how many targets count."""
-        return int(np.count_nonzero(self.y != NO_TARGET))
+        return int(np.count_nonzero(self.y != IGNORE_INDEX))
 
     def parts(self, size: int) -> Iterator["Batch"]:
         """Split the batch into batches of at most `size` rows."""
@@ -221,10 +221,9 @@ def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_ba
         if tokenizer is None:
             return np.frombuffer(text, np.uint8), ""
         try:
-            tokens = tokenizer.encode(text)
+            return tokenizer.encode_compactly(text), ""
         except DataError as error:
             raise DataError(f"{error} (in {path})") from error
-        return tokens.astype(np.min_scalar_type(max(tokenizer.vocab_size - 1, 0))), ""
     records = Records(path, skip_bad)
     try:
         return sg.data.Documents.from_records(records, tokenizer), records.report()
@@ -234,4 +233,4 @@ def _content(path: Path | None, tokenizer: sg.data.ChatTokenizer | None, skip_ba
 
 def _holds_records(path: Path) -> bool:
     suffixes = {file.suffix.lower() for file in files_of(path)}
-    return not suffixes.isdisjoint(_OF_RECORDS[:3] if path.is_dir() else _OF_RECORDS)
+    return not suffixes.isdisjoint(_OF_RECORDS[:3] if len(suffixes) > 1 else _OF_RECORDS)

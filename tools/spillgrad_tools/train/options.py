@@ -115,12 +115,13 @@ class TrainOptions:
         False
     )
     ram: Annotated[str | None, Option(
-        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan then "
-        "chooses the options for RAM and disk, to the same numbers.", show_default="no plan",
+        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan "
+        "chooses the options for RAM and disk, to the same numbers; where all plainly fits, it stays in RAM.",
+        show_default="auto, unless one of these options is given",
     )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
-        show_default=f"{DEFAULT_RAM_BUDGET}; with --offload, a quarter of what is free",
+        show_default=f"as planned; {DEFAULT_RAM_BUDGET} without a plan, or with --offload a quarter of what is free",
     )] = None  # fmt: skip
     offload: Annotated[
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")

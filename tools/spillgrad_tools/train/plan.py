@@ -37,7 +37,7 @@ def run(options: PlanOptions) -> None:
         arguments = options, link, options.ranks or ranks.size, sg.get_num_threads()
         if start_anew.is_possible() and ranks.size == 1:  # as train does, so that both name the same memory
             make = functools.partial(plan, *arguments)
-            found = fresh_process.without_compiler(make, start_anew.handed_over(), lambda: None)
+            found = fresh_process.without_compiler(make, start_anew.handed_over(), dict)
         else:
             found = fresh_process.call(plan, *arguments)
     again = command(found, options) if options.optimizer == "adamw" else None

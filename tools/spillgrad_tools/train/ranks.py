@@ -2,6 +2,7 @@
 
 import dataclasses
 import secrets
+import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,9 @@ from typing import Any, TypeVar
 import spillgrad as sg
 from spillgrad import communication, distributed
 from spillgrad.distributed.process_group import ProcessGroup, launched, member
-from spillgrad.errors import DistributedError
+from spillgrad.errors import ArgumentError, DistributedError
 from spillgrad.nn.parallel import DistributedDataParallel
+from spillgrad.storage.counters import rss_bytes
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
 from spillgrad_tools.train.options import TrainSettings
 
@@ -25,8 +27,12 @@ class Ranks:
     """The processes of this run, of which this one is number `rank` of `size`; alone if no launcher started several."""
 
     def __init__(self) -> None:
+        self.mpi_bytes = 0
+        """The memory that MPI has taken in this process."""
         if launched() > 1 and not distributed.is_initialized():  # it refuses launchers that are not MPI's
+            before_bytes = rss_bytes()
             distributed.init_process_group("mpi")
+            self.mpi_bytes = max(0, rss_bytes() - before_bytes)
         self.rank, self.size = (
             (distributed.get_rank(), distributed.get_world_size()) if distributed.is_initialized() else (0, 1)
         )
@@ -81,6 +87,21 @@ class Ranks:
         for start in range(0, len(items), self.size):
             number = start + self.rank
             yield (number, items[number]) if number < len(items) else None
+
+    def by_machine(self, item: Item) -> list[list[Item]]:
+        """Return what each process gives, in a list for each machine; this one's is the first."""
+        found: dict[str, list[Item]] = {(here := socket.gethostname()): []}
+        for host, each in self.everyones((here, item)):
+            found.setdefault(host, []).append(each)
+        return list(found.values())
+
+    def require_batches(self, accumulate: int) -> None:
+        """Raise ArgumentError if a step has fewer batches than there are processes."""
+        if accumulate < self.size:
+            raise ArgumentError(
+                f"train: got --accumulate {accumulate} with {self.size} processes; give --accumulate {self.size} or a "
+                "multiple: the batches of a step, of which each process computes its share"
+            )
 
     def require_same(self, about: Mapping[str, Any]) -> None:
         """Raise DistributedError if the processes differ in what decides the numbers of a run; name each difference."""

@@ -96,11 +96,7 @@ class Training:
     ) -> None:  # fmt: skip
         self.ranks = ranks or Ranks()
         require_consistent(settings)
-        if settings.accumulate < self.ranks.size:
-            raise ArgumentError(
-                f"train: got --accumulate {settings.accumulate} with {self.ranks.size} processes; give --accumulate "
-                f"{self.ranks.size} or a multiple: the batches of a step, of which each process computes its share"
-            )
+        self.ranks.require_batches(settings.accumulate)
         self.device = as_device(device)
         sg.manual_seed(settings.seed)
         self.spill: sg.save_on_disk | None = None
@@ -109,16 +105,9 @@ class Training:
         state = None if resume_from is None else _state_of(resume_from)
         self.source = TrainingData.of_bytes(data) if isinstance(data, bytes) else data
         self._digest = self.source.digest
-        if state is not None and state["extra"]["text"] != self._digest:
-            raise CheckpointError(
-                f"resume: {resume_from} was trained on other data; name the same with --data and --eval-data"
-            )
         self.best = BestSoFar() if state is None else _best_of(state)
-        self._config = _config(settings, state, self.source.vocab_size)
-        self.source.require_tokens_of(self._config.vocab_size)
-        width, layers = _width_and_layers(self._config)
-        if resume_from is not None:
-            pretrained.require_layers(layers, pretrained.read(resume_from)[0], resume_from)
+        self._config = _checked_config(settings, self.source, self._digest, resume_from, state)
+        width, _ = _width_and_layers(self._config)
         self.lr = LR * min(1.0, LR_WIDTH / width) if settings.lr is None else settings.lr
         self.settings = dataclasses.replace(settings, lr=self.lr)
         self.data = self.source.batches(settings)
@@ -344,9 +333,31 @@ def _best_of(state: Mapping[str, Any]) -> BestSoFar:
     return dataclass_of(BestSoFar, state["extra"].get("best", {}), "resume: the checkpoint")
 
 
-def config_of(settings: TrainSettings, resume_from: Path | None, vocab_size: int) -> Config:
-    """Return the sizes of the model that a run trains on tokens from 0 to `vocab_size` - 1."""
-    return _config(settings, None if resume_from is None else _state_of(resume_from), vocab_size)
+def config_of(settings: TrainSettings, source: TrainingData, resume_from: Path | None) -> Config:
+    """Return the sizes of the model that a run trains. Raises what `Training` raises for a checkpoint or data."""
+    state = None if resume_from is None else _state_of(resume_from)
+    config = _checked_config(settings, source, source.digest, resume_from, state)
+    source.batches(settings)
+    return config
+
+
+def _checked_config(
+    settings: TrainSettings, source: TrainingData, digest: str, resume_from: Path | None,
+    state: Mapping[str, Any] | None,
+) -> Config:  # fmt: skip
+    """Return the model's sizes. Raises CheckpointError if `state` is of other data, or of a model of other sizes.
+
+    Raises ArgumentError if a token is none of the model's.
+    """
+    if state is not None and state["extra"]["text"] != digest:
+        raise CheckpointError(
+            f"resume: {resume_from} was trained on other data; name the same with --data and --eval-data"
+        )
+    config = _config(settings, state, source.vocab_size)
+    source.require_tokens_of(config.vocab_size)
+    if resume_from is not None:
+        pretrained.require_layers(_width_and_layers(config)[1], pretrained.read(resume_from)[0], resume_from)
+    return config
 
 
 def _config(settings: TrainSettings, state: Mapping[str, Any] | None, vocab_size: int) -> Config:

@@ -1,8 +1,8 @@
-"""`spillgrad train --ram`: train as a plan for so much memory says."""
+"""`spillgrad train --ram`: train as a plan for so much memory says, or in RAM where all plainly fits."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from spillgrad_tools.train.data import TrainingData
 from spillgrad_tools.train.display import show_line
 from spillgrad_tools.train.options import TrainOptions, TrainSettings
 from spillgrad_tools.train.plan import require_disk
+from spillgrad_tools.train.ranks import Ranks
+from spillgrad_tools.train.rough_need import rough_need
 from spillgrad_tools.train.training import config_of
 
 # What `--ram auto` leaves to other programs, which may begin later: bytes, or a share of the free memory if that is
@@ -30,62 +32,118 @@ _NOTICED_SHARE = 0.02
 # What planning takes, beside what is in memory when it begins, for the smallest model: the compiler's libraries,
 # threads, files. Measured as the least control group that does not end it.
 _PLANNING_BYTES = 100 << 20
-# What a plan decides.
-DECIDED = ("offload", "ram_budget", "policy", "spill")
+# What MPI takes in each process when messages travel, beside what it takes at the beginning.
+_MESSAGES_BYTES = 32 << 20
+# The share of the memory that a rough guess, which is too high, may take: then nothing is measured.
+_PLAINLY_SHARE = 0.5
 
 
 class Within(NamedTuple):
-    """The options that a plan chose, and the memory that they keep the process within."""
+    """The options to train with, the memory that a plan keeps the process within, and a line about where tensors are.
+
+    Without a plan, there is no such memory.
+    """
 
     options: TrainOptions
-    ram_bytes: int
+    ram_bytes: int | None = None
+    where: str = "all in RAM"
+
+
+class _Ram(NamedTuple):
+    """The memory for each process, words that say where the number comes from, and the processes of this machine.
+
+    There are no words if the number was named. There is none where it is not known how much is free, and --ram does not
+    ask for it.
+    """
+
+    nbytes: int | None
+    free: str
+    ranks_here: int
+
+
+def is_automatic(options: TrainOptions) -> bool:
+    """Return whether nothing on the command line says where tensors are to be, so that `--ram auto` holds."""
+    is_said = options.codec or options.encrypt or options.report  # these are about what is spilled
+    return not (options.ram is not None or is_said or any(_decided(options)))
 
 
 def within(
-    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console,
-    leave: Callable[[], None],
+    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
+    handed: Mapping[str, Any], leave: Callable[[], Mapping[str, Any]],
 ) -> Within:  # fmt: skip
-    """Return the options with which training stays within `options.ram`; print what they are.
+    """Return the options with which each process stays within `options.ram`; print what they are.
+
+    Without `options.ram`, the options stay as they are, unless they say nothing about RAM and disk: then this stays
+    within the memory that is free, as with `--ram auto`. Where all plainly fits, nothing is measured. Of several
+    processes, which all call this, the first one decides for all.
 
     A process keeps some of the memory that planning takes. So if this process runs nothing but the command, it calls
-    `leave` and starts anew, and does not return; the call of the new program returns what was planned.
+    `leave` and starts anew, and does not return; the call of the new program, to which is `handed` what was planned and
+    what `leave` has returned, returns the plan.
     Raises BudgetError if that is too little; the message gives the least memory that works. Raises SpillError if the
-    disk is too small. Raises ArgumentError if the free memory is not known.
+    disk is too small. Raises ArgumentError if the free memory is not known, and for data that do not fit the model.
     """
-    handed = start_anew.handed_over()
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
-    ram_bytes, what = _ram(options)
+    if options.ram is None and (not is_automatic(options) or settings.master != "whole"):
+        return Within(options)
+    ram = _ram(options, ranks)
+    if ram.nbytes is None:
+        return Within(options)
+    config = config_of(settings, data, options.resume)  # a plan would take its time before a mistake is said
+    chosen: dict[str, Any] | None = None
+    if ram.free and not options.report:  # which is of a store
+        need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings) + 2 * data.mask_bytes(settings)))
+        if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
+            where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
+            return Within(dataclasses.replace(options, spill=False), where=where)
+    if ranks.is_first:
+        chosen = _planned(options, settings, data, place, console, ranks, leave, handed, ram, config)
+    return Within(dataclasses.replace(options, **(ranks.firsts(chosen) or {})), ram.nbytes)
+
+
+def _planned(
+    options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
+    leave: Callable[[], Mapping[str, Any]], handed: Mapping[str, Any], ram: _Ram, config: Config,
+) -> dict[str, Any]:  # fmt: skip
+    """Plan, print the plan, and return the options that it chooses; or start anew with them."""
+    assert ram.nbytes is not None
     starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
     least_bytes = rss_bytes() + _PLANNING_BYTES
-    if starts_anew and ram_bytes < least_bytes:  # a control group of that size would end the process while it plans
+    if starts_anew and ram.nbytes < least_bytes:  # a control group of that size would end the process while it plans
         raise BudgetError(
-            f"train: got --ram {options.ram}, and to plan alone takes {format_bytes(least_bytes)}; give more, or train "
-            "without a plan: --offload --ram-budget SIZE"
+            f"train: got {format_bytes(ram.nbytes)} of RAM, and to plan alone takes {format_bytes(least_bytes)}; give "
+            "more with --ram, or train without a plan: --offload --ram-budget SIZE"
         )
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
-    model = settings.model if is_named else config_of(settings, options.resume, data.vocab_size)
-    # This process has the data in memory, and another one has not.
+    model = settings.model if is_named else config
+    # This process has the data and MPI in memory, and another one has not.
     beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
-    beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram_bytes else 0
+    beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram.nbytes else 0
+    beside_bytes += ranks.mpi_bytes + _MESSAGES_BYTES if ranks.size > 1 else 0
+    place.mkdir(parents=True, exist_ok=True)  # as a store does
     make = functools.partial(
-        _plan, model, settings, ram_bytes - beside_bytes, place, may_offload=not (options.codec or options.encrypt),
-        threads=sg.get_num_threads(),
+        _plan, model, settings, ram.nbytes, place, may_offload=not (options.codec or options.encrypt),
+        threads=sg.get_num_threads(), ranks=ranks.size, ranks_here=ram.ranks_here, beside_bytes=beside_bytes,
     )  # fmt: skip
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
         found = fresh_process.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
-    require_disk("train", found, place, "--spill-dir")
+    if ranks.size == 1:  # of several, each has its part on a disk, which the offload checks
+        require_disk("train", found, place, "--spill-dir")
+    needs_store = found.policy != "keep" or options.report  # even if nothing leaves its RAM
     chosen: dict[str, Any] = {
-        "offload": found.offload, "spill": found.policy != "keep",
-        "policy": "spill" if found.policy == "keep" else found.policy,
-        "ram_budget": None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
+        "offload": found.offload, "spill": needs_store, "policy": "spill" if found.policy == "keep" else found.policy,
+        "ram_budget": f"{found.prediction.budget_bytes >> 10}KiB" if needs_store else None,
     }  # fmt: skip
-    for line in (f"within {format_bytes(ram_bytes)} of RAM{what}", *_lines(found)):
+    each = f" for each of {ranks.size} processes" if ranks.size > 1 else ""
+    for line in (
+        f"within {format_bytes(ram.nbytes)} of RAM{each}{ram.free and f': {ram.free}'}",
+        *_lines(found),
+    ):
         show_line(console, line)
     if starts_anew:
-        leave()
-        start_anew.start_anew(chosen=chosen, ram_bytes=ram_bytes)
-    return Within(dataclasses.replace(options, **chosen), ram_bytes)
+        start_anew.start_anew(chosen=chosen, ram_bytes=ram.nbytes, **leave())
+    return chosen
 
 
 def _in_child(make: "functools.partial[sg.planning.Plan]") -> sg.planning.Plan:
@@ -101,40 +159,60 @@ def _in_child(make: "functools.partial[sg.planning.Plan]") -> sg.planning.Plan:
 
 def contradictions(options: TrainOptions) -> Iterator[str]:
     """Yield the options that contradict --ram."""
+    for words in _decided(options):
+        yield f"--ram {options.ram} with {words}"
+
+
+def _decided(options: TrainOptions) -> Iterator[str]:
+    """Yield options that a plan would decide, or that there is no plan for, and why."""
     fields = {field.name: field.default for field in dataclasses.fields(options)}
     given = {"offload": "--offload", "ram_budget": f"--ram-budget {options.ram_budget}",
              "policy": f"--policy {options.policy}", "spill": "--no-spill"}  # fmt: skip
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
-            yield f"--ram {options.ram} with {words}, which the plan decides"
+            yield f"{words}, which the plan decides"
     master = options.settings.get("master", "whole")
     if master != "whole":
-        yield f"--ram {options.ram} with --master {master}, for which there is no plan"
+        yield f"--master {master}, for which there is no plan"
     if options.device != "cpu":
-        yield f"--ram {options.ram} with --device {options.device}, for which there is no plan"
+        yield f"--device {options.device}, for which there is no plan"
 
 
-def _ram(options: TrainOptions) -> tuple[int, str]:
-    """Return the memory for the process, and words that say where the number comes from."""
-    assert options.ram is not None
-    if options.ram != "auto":
-        return parse_bytes(options.ram), ""
-    memory = system_memory()
-    if memory is None:
-        raise ArgumentError("train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB")
-    # Not all of this process counts in its control group: pages of libraries may count in another one.
-    free_bytes = min(memory.available_bytes + rss_bytes(), memory.total_bytes)
-    left_bytes = int(min(max(_LEFT_BYTES, _LEFT_SHARE * free_bytes), _MOST_LEFT_SHARE * free_bytes))
-    return free_bytes - left_bytes, f": {format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so"
+def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
+    memory = None if options.ram not in (None, "auto") else system_memory()
+    machines = ranks.by_machine((memory, rss_bytes()))
+    here = len(machines[0])
+    if options.ram not in (None, "auto"):
+        return _Ram(parse_bytes(options.ram), "", here)
+    shares = []
+    for machine in machines:
+        known = [each for each, _ in machine if each is not None]
+        if len(known) < len(machine):
+            if options.ram is None:
+                return _Ram(None, "", here)
+            raise ArgumentError(
+                "train: got --ram auto, but the free memory cannot be read here; give a size, such as 4GiB"
+            )
+        # Not all of a process counts in its control group: pages of libraries may count in another one.
+        available_bytes = min(each.available_bytes for each in known) + sum(taken_bytes for _, taken_bytes in machine)
+        free_bytes = min(available_bytes, *(each.total_bytes for each in known))
+        left_bytes = int(min(max(_LEFT_BYTES, _LEFT_SHARE * free_bytes), _MOST_LEFT_SHARE * free_bytes))
+        shares.append(((free_bytes - left_bytes) // len(machine), free_bytes, left_bytes))
+    ram_bytes, free_bytes, left_bytes = min(shares)
+    return _Ram(ram_bytes, f"{format_bytes(free_bytes)} are free, {format_bytes(left_bytes)} stay so", here)
 
 
 def _plan(
-    model: str | Config, settings: TrainSettings, ram_bytes: int, place: Path, may_offload: bool, threads: int
+    model: str | Config, settings: TrainSettings, ram_bytes: int, place: Path, may_offload: bool, threads: int,
+    ranks: int, ranks_here: int, beside_bytes: int,
 ) -> sg.planning.Plan:  # fmt: skip
     sg.set_num_threads(threads)
+    # The others of this machine wait now, and compute and write at the same time later.
+    machine = sg.planning.measure(place).among(ranks_here)
     return sg.planning.plan(
         model, settings.batch, settings.context, ram_bytes, place, accumulate=settings.accumulate, lora=settings.lora,
-        autocast=settings.autocast, offload=None if may_offload else False,
+        autocast=settings.autocast, offload=None if may_offload else False, machine=machine, wire=settings.wire,
+        processes=ranks, beside_bytes=beside_bytes,
     )  # fmt: skip
 
 
