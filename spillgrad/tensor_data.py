@@ -170,6 +170,10 @@ class TensorData:
         """Return a tensor without graph that has the values in another dtype, if a store has one; else None."""
         return None
 
+    def read_in_place(self, part: Any) -> bool:
+        """Take the values of a `FilePart`, and read them in that file; return False if this tensor cannot do that."""
+        return False
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The size of each dimension."""

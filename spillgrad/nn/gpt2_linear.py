@@ -20,7 +20,7 @@ class Conv1D(Module):
     def __init__(self, in_features: int, out_features: int, std: float = 0.02, activation: str | None = None) -> None:
         super().__init__()
         self.activation = activation
-        self.weight = Parameter(creation.empty(in_features, out_features))
+        self.weight = Parameter(init.uninitialised(in_features, out_features))
         self.bias = Parameter(creation.zeros(out_features))
         init.normal_(self.weight, std=std)
 

@@ -298,6 +298,23 @@ class Optimizer:
         """
         return 0
 
+    def state_bytes(self, param: Tensor, group: Group) -> int:
+        """Return how many bytes the state of a parameter will hold.
+
+        Parameters
+        ----------
+        param : Tensor
+            The parameter.
+        group : dict
+            Options of its group.
+
+        Returns
+        -------
+        int
+            By default, those of `state_tensors` tensors.
+        """
+        return int(param.nbytes * self.state_tensors(group))
+
     @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.

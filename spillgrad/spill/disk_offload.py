@@ -162,12 +162,16 @@ class disk_offload(OffloadOwner):
 
     **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
     pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
-    `Muon`, `Adafactor` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+    `Muon`, `Adafactor`, `APOLLOAdamW` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+
+    **Weights in files.** What `from_safetensors` loads is not copied: until it is changed, it is read in the
+    safetensors files, which stay as they are. Weights that stay frozen need no disk. If such a file is overwritten
+    meanwhile, the next read raises SpillCorruptionError. Files of float16 or bfloat16 do for float32 weights.
 
     **Parameters in halves.** With ``master="split"``, float32 parameters of at least 4096 elements are split; others
-    stay whole, as do parameters of other dtypes. ``numpy()``, state dicts, checkpoints, and operations that are no
-    products under `autocast` read both halves. An update of a parameter in pieces makes float32 numbers of one piece at
-    a time.
+    stay whole, as do parameters of other dtypes, and frozen ones that are read in files. ``numpy()``, state dicts,
+    checkpoints, and operations that are no products under `autocast` read both halves. An update of a parameter in
+    pieces makes float32 numbers of one piece at a time.
 
     **Parameters without their last bits.** With ``master="none"``, gradients and new state are bfloat16 too, unless the
     optimizer says otherwise: half of everything. The optimizer computes updates in float32 and rounds parameters and

@@ -169,7 +169,15 @@ def llama3_like() -> BPETokenizer:
 @pytest.mark.parametrize("make", [gpt2_like, llama2_like, llama3_like])
 @pytest.mark.parametrize(
     "text",
-    [TEXT * 9, "Ünïcödé — 你好 世界 🎉\n\n\n" * 60, "a" * 2000, " " * 900 + "x" * 900 + TEXT, "1234567890" * 99, "a", ""],
+    [
+        TEXT * 9,
+        "Ünïcödé — 你好 世界 🎉\n\n\n" * 60,
+        "a" * 2000,
+        " " * 900 + "x" * 900 + TEXT,
+        "1234567890" * 99,
+        "a",
+        "",
+    ],
     ids=["english", "signs", "one word", "long runs", "digits", "a letter", "nothing"],
 )
 def test_a_text_in_parts_has_the_tokens_of_the_whole(make, text, monkeypatch):

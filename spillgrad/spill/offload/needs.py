@@ -58,6 +58,7 @@ class Framework(NamedTuple):
     `named_tensors` takes a module, and whether to go through the modules inside; it returns the tensors that an offload
     stores, which are of the `kinds`. `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
+    `is_in_place` says of a tensor whether it is read from a file that is not of the store.
     `is_compiled` says whether a module uses the parameters of all modules inside it at once.
     """
 
@@ -73,6 +74,7 @@ class Framework(NamedTuple):
     kinds: str = "parameters and buffers"
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
+    is_in_place: Callable[[Any], bool] = lambda tensor: False
 
     def runs(self, module: Any) -> bool:
         """Return whether a module has a forward; a list of modules has none."""
@@ -186,17 +188,29 @@ def disk_need(
 ) -> DiskNeed:  # fmt: skip
     """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True.
 
+    Frozen tensors that are read where they lie need none.
     Of gradients and state, each of several processes has a part; of large parameters, as `sharing` says.
     """
     tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
     updated = [] if optimizer is None else framework.members(optimizer)
     cut, ranks = _cut(framework, model, sharing), sharing.ranks
-    stored = (-(-framework.nbytes_of(tensor) // (ranks if id(tensor) in cut else 1)) for tensor in tensors)
+    stored = (
+        -(-framework.nbytes_of(tensor) // (ranks if id(tensor) in cut else 1))
+        for tensor in tensors
+        if tensor.requires_grad or not framework.is_in_place(tensor)
+    )
     return DiskNeed(
         sum(stored),
         -(-sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) // ranks) if gradients else 0,
         -(-sum(framework.state_bytes_of(optimizer, *member) for member in updated) // ranks),
     )
+
+
+def in_place_bytes(framework: Framework, model: Any) -> int:
+    """Return the bytes of frozen tensors that are read where they lie, and not stored."""
+    tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
+    frozen = (tensor for tensor in tensors if not tensor.requires_grad and framework.is_in_place(tensor))
+    return sum(map(framework.nbytes_of, frozen))
 
 
 def _cut(framework: Framework, model: Any, sharing: Sharing) -> set[int]:

@@ -16,7 +16,7 @@ from spillgrad.errors import SpillError
 from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
-from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents
+from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents, become
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -268,10 +268,6 @@ class PiecingResidents(TensorResidents):
         return tensor
 
     def _join(self, tensor: Tensor, pieces: Sequence[Tensor], label: Label) -> Whole:
-        storage: Storage = tensor._storage
         handle = self._joining.new_handle(tensor._array, label, pieces)
-        storage.__class__ = PiecedStorage
-        storage.place(self, self._joining, handle, tensor._array)  # type: ignore[attr-defined]
-        vars(tensor).pop("_array")
-        tensor.__class__ = KINDS[type(tensor)]
+        become(tensor, PiecedStorage, self, self._joining, handle)
         return handle

@@ -15,12 +15,11 @@ from spillgrad.device.device import CPU
 from spillgrad.nn.parameter import Parameter
 from spillgrad.spill.offload.pieces import PiecingResidents, elements_of_pieces, piece_elements
 from spillgrad.spill.offload.residents import is_held
-from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage
+from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, become
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
-from spillgrad.tensor_data import Storage
 from spillgrad_kernels.cpu import planes as kernels
 from spillgrad_kernels.memory import buffers
 
@@ -179,6 +178,23 @@ class SplittingResidents(PiecingResidents):
             super().offload(tensor, label)
             return
         flat = np.ascontiguousarray(tensor._array).reshape(-1)
+        self._split(tensor, flat, label)
+        del flat
+        self.return_changed()
+
+    def split(self, tensor: Tensor, label: Label) -> None:
+        storage = tensor._storage
+        is_whole = type(storage) is OffloadedStorage and is_split(tensor)
+        if is_whole and (tensor.requires_grad or not storage.is_read_in_place):  # type: ignore[attr-defined]
+            former = cast(OffloadedStorage, storage)._handle  # of values that were loaded as the model was built
+            flat = tensor._array.reshape(-1)
+            self._split(tensor, flat, label)
+            del flat
+            self.store.drop(former)
+            self.return_changed()
+
+    def _split(self, tensor: Tensor, flat: np.ndarray, label: Label) -> None:
+        """Move float32 numbers of a tensor, its own in row-major order, to two planes in the store."""
         rounded = Tensor.wrap(buffers.empty(tensor.shape, dtypes.bfloat16))
         count = elements_of_pieces(tensor) or flat.size
         parts = [slice(start, min(start + count, flat.size)) for start in range(0, flat.size, count)]
@@ -195,18 +211,12 @@ class SplittingResidents(PiecingResidents):
             for piece, part, plane in zip(pieces, parts, planes, strict=True):
                 self._place(piece, label, rounded, part, *plane)
             self._join(tensor, pieces, label).rounded = rounded
-        del flat
-        self.return_changed()
 
     def _place(
         self, tensor: Tensor, label: Label, rounded: Tensor, part: slice, low: Tensor, places: np.ndarray
     ) -> None:  # fmt: skip
-        storage: Storage = tensor._storage
         handle = self._planes.new_handle(tensor._array, label, rounded, part, low, places)
-        storage.__class__ = SplitStorage
-        cast(SplitStorage, storage).place(self, self._planes, handle, tensor._array)
-        vars(tensor).pop("_array")
-        tensor.__class__ = KINDS[type(tensor)]
+        become(tensor, SplitStorage, self, self._planes, handle)
 
     def make_room(self, nbytes: int, store: Any) -> None:
         """Release arrays that this thread's frames keep, of whichever store, until `nbytes` more fit."""

@@ -58,6 +58,7 @@ class OffloadedTraining(StepContext):
             label = Label("parameter", None, name)
             if isinstance(tensor, Offloaded):  # it was offloaded while the model was built
                 tensor._storage.relabel(label)
+                self.residents.split(tensor, label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
@@ -301,7 +302,7 @@ def _norm(grad: Tensor) -> float:
 def state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) -> int:
     """Return the bytes of a parameter's state, including state that its first update will make."""
     there = [value.nbytes for value in optimizer.state.get(param, {}).values() if isinstance(value, Tensor)]
-    expected = param.nbytes * optimizer.state_tensors(group) if param.requires_grad else 0
+    expected = optimizer.state_bytes(param, group) if param.requires_grad else 0
     return max(sum(there), expected)
 
 
@@ -316,4 +317,12 @@ def updated_state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) ->
     return updated_bytes_of(optimizer, param, state_bytes_of(optimizer, param, group))
 
 
-FRAMEWORK = Framework(Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of)
+def is_in_place(tensor: Tensor) -> bool:
+    """Return whether an offloaded tensor is read from a file that is not of the store."""
+    storage = tensor._storage
+    return isinstance(storage, OffloadedStorage) and storage.is_read_in_place
+
+
+FRAMEWORK = Framework(
+    Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of, is_in_place=is_in_place
+)

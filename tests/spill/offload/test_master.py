@@ -295,6 +295,26 @@ def test_a_model_keeps_what_is_no_float32_parameter(tmp_path: Path):
     assert [name for name, is_split in kinds.items() if is_split] == ["0.weight"]
 
 
+def test_loaded_weights_are_split_if_they_are_trained_and_stay_in_their_file_if_not(tmp_path: Path, cut: bool):
+    version = sg.save_checkpoint(tmp_path / "base", build())
+    wanted = weights(build())
+
+    def loaded(rank: int | None) -> nn.Module:
+        model = sg.models.from_safetensors(version).train()
+        return model if rank is None else nn.lora(model, rank)
+
+    offload = sg.disk_offload(partial(loaded, None), adamw, tmp_path / "all", ram_budget="1MiB", master="split")
+    for mine, theirs in zip(weights(offload.model), wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    large = [parameter for parameter in offload.model.parameters() if parameter.numel() >= 4096]
+    assert all(parameter.storage.rounded is not None for parameter in large)
+    offload = sg.disk_offload(partial(loaded, 2), adamw, tmp_path / "lora", ram_budget="1MiB", master="split")
+    frozen = [parameter for parameter in offload.model.parameters() if not parameter.requires_grad]
+    assert all(parameter.storage.is_read_in_place for parameter in frozen)
+    assert offload.optimizer is not None
+    steps(offload.model, offload.optimizer, 1)
+
+
 ERRORS: list[tuple[Callable[[], nn.Module], dict[str, object], type[Exception], list[str]]] = [
     (deep, {"master": "half"}, ArgumentError, ["master='half'", "'whole', 'split' or 'none'"]),
     (lambda: deep().double(), {"master": "split"}, ArgumentError, ["float64", "leave it out"]),

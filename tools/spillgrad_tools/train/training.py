@@ -23,7 +23,7 @@ from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
 from spillgrad.profiler import record_function
 from spillgrad.spill.offload.master import to_bfloat16
-from spillgrad.spill.offload.needs import disk_need
+from spillgrad.spill.offload.needs import disk_need, in_place_bytes
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train.best_so_far import BestSoFar
@@ -215,7 +215,8 @@ class Training:
         """Return the bytes of a checkpoint's tensors."""
         need = disk_need(FRAMEWORK, self.model, self.optimizer, gradients=True)
         # Only parameters with gradients are trained.
-        return need.state + (need.parameters if self.settings.lora is None else need.gradients)
+        whole_bytes = need.parameters + in_place_bytes(FRAMEWORK, self.model)
+        return need.state + (whole_bytes if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
         """Return the counters of the offload's store, which saved tensors share, or else of the store of `spill`."""
@@ -249,6 +250,10 @@ class Training:
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
+            if rank is None and any(isinstance(layer, sg.nn.QuantizedLinear) for layer in model.modules()):
+                raise ArgumentError(
+                    f"train: the weights in {weights} are quantized; train adapters beside them with --lora"
+                )
         else:
             with contextlib.nullcontext() if is_new or rank is not None else init.skipped():
                 model = sg.models.build(self._config)

@@ -93,7 +93,7 @@ def within(
     config = config_of(settings, data, options.resume)  # a plan would take its time before a mistake is said
     chosen: dict[str, Any] | None = None
     if ram.free and not options.report:  # which is of a store
-        need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings) + 2 * data.mask_bytes(settings)))
+        need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings)))
         if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
             where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
             return Within(dataclasses.replace(options, spill=False), where=where)
@@ -118,8 +118,7 @@ def _planned(
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
     model = settings.model if is_named else config
     # This process has the data and MPI in memory, and another one has not.
-    beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
-    beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram.nbytes else 0
+    beside_bytes = 0 if starts_anew or data.nbytes <= _NOTICED_SHARE * ram.nbytes else data.nbytes
     beside_bytes += ranks.mpi_bytes + _MESSAGES_BYTES if ranks.size > 1 else 0
     place.mkdir(parents=True, exist_ok=True)  # as a store does
     make = functools.partial(
