@@ -102,6 +102,8 @@ class Tensor(TensorData):
     _detached = False  # by detach_()
     # Whether backward itself updates this leaf and frees its gradient; see `disk_offload`.
     _updated_in_backward = False
+    # Whether optimizers whose state has fewer bits keep this leaf's as it is.
+    exact_state = False
     # What an optimizer that gets this parameter is given to; see `fully_shard`. A weak reference to a function.
     _take_optimizer: Callable[[], Callable[[Any], None] | None] | None = None
 
@@ -140,7 +142,9 @@ class Tensor(TensorData):
 
     def __reduce__(self) -> Any:
         requires_grad = self._requires_grad and self.is_leaf
-        return _rebuild, (type(self), self.host_array(), requires_grad, self.__dict__.get("name"), self.device.type)
+        return _rebuild, (
+            type(self), self.host_array(), requires_grad, self.__dict__.get("name"), self.device.type, self.exact_state,
+        )  # fmt: skip
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Tensor":
         if not self.is_leaf:
@@ -149,6 +153,8 @@ class Tensor(TensorData):
                 "detach() this one first"
             )
         copied = _rebuild(type(self), self._array.copy(), self._requires_grad, self.__dict__.get("name"))
+        if self.exact_state:
+            copied.exact_state = True
         if self._grad is not None:
             copied._grad = self._grad.__deepcopy__(memo)
         memo[id(self)] = copied
@@ -545,8 +551,9 @@ class Tensor(TensorData):
 
 
 def _rebuild(
-    kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu"
-) -> Tensor:
+    kind: type[Tensor], array: np.ndarray, requires_grad: bool, name: str | None, device: str = "cpu",
+    exact_state: bool = False,
+) -> Tensor:  # fmt: skip
     """Return a tensor of class `kind` over `array`, moved from the host to `device`, for unpickling and deep copies."""
     tensor = kind.__new__(kind)
     if not is_on_device(array):
@@ -556,6 +563,8 @@ def _rebuild(
         tensor.requires_grad = True
     if name is not None:
         tensor.name = name  # type: ignore[attr-defined]
+    if exact_state:
+        tensor.exact_state = True
     return tensor
 
 

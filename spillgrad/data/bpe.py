@@ -26,7 +26,7 @@ class _Part(NamedTuple):
 
     def meets(self, following: "_Part") -> tuple[int, int] | None:
         """Return the numbers of a token in this part and in the next one, from which on both are the same."""
-        head = {}
+        head: dict[tuple[int, int], int] = {}
         for number, (start, end) in enumerate(following.spans):
             if start >= _OVERLAP:
                 break

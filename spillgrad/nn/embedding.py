@@ -48,6 +48,7 @@ class _Table(Module):
             else _weight
         )
         self.weight = Parameter(table, requires_grad=not _freeze)
+        self.weight.exact_state = True  # rows that are seldom used have large gradients when they are
         if _weight is None:
             self.reset_parameters()
 

@@ -173,7 +173,7 @@ class LoRALinear(LoRALayer):
         Probability of dropping an element of the adapters' input.
     """
 
-    base_class = Linear
+    base_class: ClassVar[type[Module]] = Linear
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's result.
@@ -211,7 +211,7 @@ class LoRAConv1D(LoRALayer):
         Probability of dropping an element of the adapters' input.
     """
 
-    base_class = Conv1D
+    base_class: ClassVar[type[Module]] = Conv1D
     activation: str | None
 
     @staticmethod

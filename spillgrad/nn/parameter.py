@@ -22,6 +22,12 @@ class Parameter(Tensor):
         Its elements; a tensor's memory is shared.
     requires_grad : bool, default True
         Whether backward computes its gradient.
+
+    Attributes
+    ----------
+    exact_state : bool
+        Whether optimizers whose state has fewer bits (``state="int8"``) keep this parameter's state exact, unless they
+        have ``keep_exact=False``. True for tables of embeddings; False, by default, for all others.
     """
 
     def __init__(self, data: Any = (), requires_grad: bool = True) -> None:

@@ -182,7 +182,8 @@ class QuantizedConv1D(QuantizedWeight):
         Tensor
             Of shape (in_features, out_features).
         """
-        return quantized.dequantize(self._matrix(), self.dtype).t().contiguous()
+        weight: Tensor = quantized.dequantize(self._matrix(), self.dtype).t().contiguous()
+        return weight
 
     def extra_repr(self) -> str:
         """Return the options to show in the layer's representation.

@@ -112,7 +112,7 @@ def _mask_of(first_keys: Tensor, queries: int, keys: int) -> Tensor:
     """Return which keys each of the last `queries` positions sees. Shapes: first_keys (..., T), result (..., T, S)."""
     key, query = np.arange(keys), np.arange(keys - queries, keys)[:, np.newaxis]
     places, former = (Tensor.wrap(moved(array, first_keys.device)) for array in (key, key <= query))
-    return ge(places, unsqueeze(first_keys, -1)) & former  # type: ignore[no-any-return]
+    return ge(places, unsqueeze(first_keys, -1)) & former
 
 
 def _weights(scores: Tensor, seen: Seen) -> Tensor:

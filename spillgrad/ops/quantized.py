@@ -57,11 +57,13 @@ def rows_of(matrix: QuantizedMatrix, index: Tensor, dtype: DType) -> Tensor:
     """
     check_index("embedding", index, matrix.shape[0], 0, matrix.shape)
     rows = quantizing.dequantize(_on_host(matrix), np.asarray(index.host_array(), np.int64))
-    return Tensor.wrap(cast(rows, dtype)).to(index.device)
+    found: Tensor = Tensor.wrap(cast(rows, dtype)).to(index.device)
+    return found
 
 
 def _on_host(matrix: QuantizedMatrix) -> Quantized:
-    return Quantized(matrix.shape, *[None if part is None else part.host_array() for part in matrix[1:]])
+    parts: list[Any] = [None if part is None else part.host_array() for part in matrix[1:]]
+    return Quantized(matrix.shape, *parts)
 
 
 def _forward(
@@ -112,7 +114,7 @@ def linear(input: Tensor, matrix: QuantizedMatrix, bias: Tensor | None = None) -
     input = to_dtype(input, dtype)
     bias = None if bias is None else to_dtype(bias, dtype)
     for part in matrix[1:]:
-        if part is not None and not part._storage.offloaded:  # type: ignore[attr-defined]
+        if isinstance(part, Tensor) and not part._storage.offloaded:
             # As a weight's memory, it is in RAM anyway: nothing is saved by spilling it.
-            part._storage.trainable = True  # type: ignore[attr-defined]
+            part._storage.trainable = True
     return _product(input, bias, *matrix[1:], matrix.shape)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Adam and its variants."""
 
-from collections.abc import Callable
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Unpack
 
 from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
@@ -79,6 +79,11 @@ class Adam(_Moments):
         Whether to step along the gradient instead of against it.
     decoupled_weight_decay : bool, default False
         Whether weight decay shrinks the parameters directly, apart from the gradient, as in `AdamW`.
+    state : {"float32", "bf16", "int8"}, default "float32"
+        Format of the state: the parameter's dtype, bfloat16, or 8 bits with a scale for each 256 elements.
+    keep_exact : bool, default True
+        Whether parameters that are small or sensitive keep exact state: those with fewer than 4096 elements or with one
+        dimension, and embeddings.
     **accepted : object
         PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
 
@@ -102,12 +107,16 @@ class Adam(_Moments):
     >>> optimizer.zero_grad()
     """
 
+    encodable: ClassVar[Mapping[str, bool]] = {"exp_avg": True, "exp_avg_sq": False, "max_exp_avg_sq": False}
+
     def __init__(
         self, params: ParameterList, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
-        decoupled_weight_decay: bool = False, **accepted: Unpack[Accepted],
+        decoupled_weight_decay: bool = False, state: str = "float32", keep_exact: bool = True,
+        **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         options = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay}
+        accepted = {**accepted, "state": state, "keep_exact": keep_exact}
         super().__init__(params, lr, betas, eps, weight_decay, maximize, accepted, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
@@ -180,6 +189,11 @@ class AdamW(Adam):
         Whether the largest second moment so far counts.
     maximize : bool, default False
         Whether to step along the gradient instead of against it.
+    state : {"float32", "bf16", "int8"}, default "float32"
+        Format of the state: the parameter's dtype, bfloat16, or 8 bits with a scale for each 256 elements.
+    keep_exact : bool, default True
+        Whether parameters that are small or sensitive keep exact state: those with fewer than 4096 elements or with one
+        dimension, and embeddings.
     **accepted : object
         PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
 
@@ -201,15 +215,28 @@ class AdamW(Adam):
     >>> optimizer.step()
     >>> weight.tolist()
     [0.8500000238418579, 0.8500000238418579]
+
+    With its state in 8 bits, a quarter of the memory is enough:
+
+    >>> layer = sg.nn.Linear(256, 256)
+    >>> optimizer = sg.optim.AdamW(layer.parameters(), state="int8")
+    >>> layer(sg.ones(1, 256)).sum().backward()
+    >>> optimizer.step()
+    >>> {name: format for name, format in zip(["weight", "bias"], optimizer.state_formats().values())}
+    {'weight': 'int8', 'bias': 'float32'}
+    >>> {key: value.shape for key, value in optimizer.state[layer.weight].items() if key != "step"}
+    {'exp_avg': (256, 256), 'exp_avg_scale': (256,), 'exp_avg_sq': (256, 256), 'exp_avg_sq_scale': (256,)}
     """
 
     def __init__(
         self, params: ParameterList, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, **accepted: Unpack[Accepted],
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, state: str = "float32",
+        keep_exact: bool = True, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **accepted
-        )
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, state=state,
+            keep_exact=keep_exact, **accepted,
+        )  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set what a copy or a state dict has; that of `Adam`, too, goes on with decoupled weight decay."""

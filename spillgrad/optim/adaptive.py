@@ -6,6 +6,7 @@ from typing import Unpack
 from spillgrad.errors import ArgumentError
 from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
+from spillgrad.optim.state_formats import EncodedState
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
@@ -284,11 +285,13 @@ class RMSprop(FormulaOptimizer):
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()
         return "square_avg", *momentum, *(("grad_avg",) if group["centered"] else ())
 
-    def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+    def arrays(self, param: Tensor, state: State, group: Group) -> list[Tensor | EncodedState | None]:
         """Return the tensors of state that an update takes.
 
         Parameters
         ----------
+        param : Tensor
+            The parameter.
         state : dict
             State of the parameter.
         group : dict

@@ -9,11 +9,13 @@ from spillgrad import dtypes
 from spillgrad.errors import GraphError, ShapeError, UnsupportedError
 from spillgrad.ops.complex_views import as_pairs
 from spillgrad.ops.placement import require_one_device
+from spillgrad.optim.state_formats import EncodedState
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
 from spillgrad_kernels.cpu.stochastic_rounding import round_stochastically
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.optim import Update, maximizing
+from spillgrad_kernels.tables.state_codes import Encoded
 
 # The most tensors that an update changes: of a parameter and its state.
 _SLOTS = 8
@@ -47,7 +49,7 @@ class Rounding(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None.
+    """A pending update `kernel(param, grad, *state, *options)` of tensors; a state may be None, or encoded.
 
     Half precision and non-contiguous memory are updated in a copy (of at least float32) and rounded back. Of complex
     tensors, the real and the imaginary parts are updated as if each was a parameter.
@@ -56,7 +58,7 @@ class Pending(NamedTuple):
     kernel: Callable[..., Update]
     param: Tensor
     grad: Tensor
-    state: Sequence[Tensor | None]
+    state: Sequence[Tensor | EncodedState | None]
     options: tuple[float, ...]
     maximize: bool = False  # step along the gradient, not against it
     rounding: Rounding | None = None  # of bfloat16 tensors; by default, to nearest
@@ -75,15 +77,19 @@ class _Batch:
         kernel, param, grad, state, options, maximize, rounding = update
         if param.is_complex():
             param, grad = _parts(param), _parts(grad)
-            state = [None if tensor is None else _parts(tensor) for tensor in state]
-        tensors = [param, *[tensor for tensor in state if tensor is not None]]
+            state = [_parts(tensor) if isinstance(tensor, Tensor) else tensor for tensor in state]
+        tensors = _unpacked(param, state)
         storages = [tensor._storage for tensor in tensors]
         if not self._changed.isdisjoint(storages) or self._copied_bytes > _COPIES_BYTES:
             self.run()
         for tensor in tensors:
             if not tensor._array.flags.writeable:
                 raise GraphError("step: a parameter's or its state's memory is read-only; clone() it first")
-        given: list[Any] = [None if tensor is None else tensor._array for tensor in (param, grad, *state)]
+        given: list[Any] = [
+            Encoded(each.kind, each.codes._array, None if each.scales is None else each.scales._array)
+            if type(each) is EncodedState else None if each is None else each._array
+            for each in (param, grad, *state)
+        ]  # fmt: skip
         dtype = given[0].dtype if given[0].dtype in FLOATS else np.dtype(np.float32)
         arrays = [None if array is None else _as_computed(array, dtype) for array in given]
         try:
@@ -111,7 +117,7 @@ class _Batch:
                 tensor._storage.begin_change()
         kernels.run([update for update, _, _ in updates])
         for update, tensors, rounding in updates:
-            for slot, (tensor, array) in enumerate(zip(tensors, (update.param, *update.state), strict=True)):
+            for slot, (tensor, array) in enumerate(zip(tensors, _unpacked(update.param, update.state), strict=True)):
                 if array is not tensor._array and rounding is not None and tensor.numpy_dtype == dtypes.bfloat16:
                     rounding.round(array, tensor._array, slot)
                 elif array is not tensor._array:
@@ -135,7 +141,17 @@ def _parts(tensor: Tensor) -> Tensor:
     return Tensor.wrap(as_pairs(tensor._array), tensor._storage)
 
 
-def _as_computed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the array if a kernel for `dtype` accepts it, else a copy."""
+def _unpacked(param: Any, state: Sequence[Any]) -> list[Any]:
+    """Return what an update changes: a parameter, its state, and the codes and scales of state that is encoded."""
+    changed = [param]
+    for each in state:
+        changed += each[1:] if isinstance(each, EncodedState | Encoded) else (each,)
+    return [each for each in changed if each is not None]
+
+
+def _as_computed(array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the array if a kernel for `dtype` accepts it, else a copy. Encoded state is not converted."""
+    if type(array) is Encoded:
+        return array
     fits = (array.dtype is dtype or array.dtype == dtype) and array.flags.c_contiguous
     return array if fits else array.astype(dtype, order="C")

@@ -1,13 +1,16 @@
 """The base of optimizers that update every element by a formula."""
 
 import operator
-from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from spillgrad.errors import ArgumentError
+from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops import creation
+from spillgrad.optim import state_formats
 from spillgrad.optim.arrays import Pending
 from spillgrad.optim.optimizer import Group, Optimizer, ParameterList, State
+from spillgrad.optim.state_formats import EXACT, EncodedState
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.tables.optim import Update
 
@@ -19,6 +22,8 @@ class Accepted(TypedDict, total=False):
     fused: bool | None
     capturable: bool
     differentiable: bool
+    state: str
+    keep_exact: bool
 
 
 class FormulaOptimizer(Optimizer):
@@ -30,6 +35,9 @@ class FormulaOptimizer(Optimizer):
     state_has_shape_of_parameter = True
     state_has_dtype_of_parameter = True
     numbers_in_state = ("step", "eta", "mu", "mu_product")
+    # The tensors of state that may be in fewer bits, and whether each may be negative.
+    encodable: ClassVar[Mapping[str, bool]] = {}
+    own_options = frozenset({"state", "keep_exact"})
 
     def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[Accepted]) -> None:
         name = type(self).__name__
@@ -41,7 +49,198 @@ class FormulaOptimizer(Optimizer):
                 f"{name}: got differentiable=True; updates are not recorded; leave it out, and compute new parameters "
                 "that shall have a graph by operations of your own"
             )
-        super().__init__(params, defaults)
+        state, keep_exact = accepted.get("state", EXACT), accepted.get("keep_exact", True)
+        state_formats.require_format(name, state)
+        if state != EXACT and not self.encodable:
+            Optimizer.set_state_format(self, state)  # raises
+        # Groups without the option can be told from those that were given it.
+        of_state = {} if state == EXACT and keep_exact else {"state": state, "keep_exact": keep_exact}
+        super().__init__(params, {**defaults, **of_state})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with options of their own.
+
+        Parameters
+        ----------
+        param_group : dict
+            Has "params", a tensor or an iterable of tensors, and options; the optimizer's defaults fill in the rest.
+
+        Raises
+        ------
+        OperandError
+            If it is no dict, or the parameters are a set or no tensors.
+        ArgumentError
+            If a parameter is the result of an operation or was given before, or an option is missing or unknown.
+        """
+        if isinstance(param_group, dict) and "state" in param_group:
+            name, state = type(self).__name__, param_group["state"]
+            state_formats.require_format(name, state)
+            if state != EXACT and not self.encodable:
+                Optimizer.set_state_format(self, state)  # raises
+        super().add_param_group(param_group)
+
+    def state_format(self, param: Tensor, group: Group) -> str:
+        """Return the format of a parameter's state.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter.
+        group : dict
+            Options of its group.
+
+        Returns
+        -------
+        str
+            "float32" for state of the parameter's dtype, "bf16" or "int8".
+
+        Raises
+        ------
+        UnsupportedError
+            For fewer bits on a CUDA device.
+        """
+        wanted = group.get("state", EXACT)
+        return state_formats.format_for(type(self).__name__, param, wanted, group.get("keep_exact", True))
+
+    def set_state_format(self, state: str) -> None:
+        """Keep state in a format from now on; state that exists is converted.
+
+        Groups that were given a format of their own keep it.
+
+        Parameters
+        ----------
+        state : {"float32", "bf16", "int8"}
+            The format.
+
+        Raises
+        ------
+        ArgumentError
+            For another one, or if the optimizer has no state in fewer bits.
+        UnsupportedError
+            For fewer bits on a CUDA device.
+        """
+        state_formats.require_format(type(self).__name__, state)
+        if not self.encodable:
+            super().set_state_format(state)
+            return
+        common = self.defaults.get("state")
+        changed = [group for group in self.param_groups if group.get("state") in (None, common)]
+        for group in changed:
+            for param in group["params"]:
+                self.state_format(param, {**group, "state": state})  # raises before anything changes
+        self.defaults["state"] = state
+        for group in changed:
+            group["state"] = state
+            for param in group["params"]:
+                for entries in self._parts_of(self.state.get(param, {})):
+                    with self.step_context.around_update(param):
+                        self._replace(param, entries, group)
+
+    def _replace(self, param: Tensor, entries: State, group: Group) -> None:
+        """Replace entries of a parameter's state by those in the format of its group."""
+        made = self._in_format(entries, param, group)
+        for key in entries.keys() - made.keys():
+            del self.state[param][key]
+        self.state[param] |= made
+
+    def state_bytes(self, param: Tensor, group: Group) -> int:
+        """Return the bytes of the state of a parameter, also of one that was not updated yet.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter.
+        group : dict
+            Options of its group.
+
+        Returns
+        -------
+        int
+            The bytes.
+        """
+        names, state_format = self.state_names(group), self.state_format(param, group)
+        formats = [state_format if name in self.encodable else EXACT for name in names]
+        return sum(state_formats.nbytes_of(param, each) for each in formats)
+
+    def elements_each(self, key: str) -> int:
+        """Return how many elements of a parameter an element of an entry of its state stands for.
+
+        Parameters
+        ----------
+        key : str
+            Name of the entry.
+
+        Returns
+        -------
+        int
+            1; of scales of state in 8 bits, the elements of a block.
+        """
+        return state_formats.elements_each(key, self.encodable)
+
+    def _resolved(self, param: Tensor, group: Group) -> Group:
+        if group.get("state", EXACT) == EXACT:
+            return group
+        return {**group, "state": self.state_format(param, group)}
+
+    def _first(self, name: str, param: Tensor, group: Group) -> dict[str, Tensor]:
+        """Return the entries of a tensor of state before the first update; `group` says the format."""
+        state_format = group.get("state", EXACT)
+        if state_format != EXACT and name in self.encodable:
+            return state_formats.zeros(name, param, state_format, self.encodable[name])
+        first = self.first_value(name, group)
+        return {name: creation.full_like(param, complex(first, first) if param.is_complex() else first)}
+
+    def _taken(self, name: str, state: State, param: Tensor, group: Group) -> Tensor | EncodedState:
+        """Return a tensor of state as an update takes it."""
+        if "state" in group and name in self.encodable:
+            return state_formats.taken(name, state, param, self.encodable[name])
+        return state[name]  # type: ignore[no-any-return]
+
+    def _parts_of(self, state: State) -> Iterator[State]:
+        scales = {state_formats.scale_name(name): name for name in self.encodable}
+        for key, value in [*state.items()]:
+            scale = state_formats.scale_name(key)
+            if key not in scales or scales[key] not in state:
+                yield {key: value, scale: state[scale]} if scale in scales and scale in state else {key: value}
+
+    def _loaded(self, entries: State, param: Tensor) -> State:
+        if not self.encodable.keys() & entries.keys():
+            return super()._loaded(entries, param)
+        (group,) = [group for group in self.param_groups if any(param is each for each in group["params"])]
+        if self.state_format(param, group) == EXACT and len(entries) == 1:
+            return super()._loaded(entries, param)
+        copies = {
+            key: value.tensor() if isinstance(value, StoredTensor) else value.detach().clone()
+            for key, value in entries.items() if value is not None
+        }  # fmt: skip
+        return self._in_format(copies, param, group) if copies else entries
+
+    def _in_format(self, entries: State, param: Tensor, group: Group) -> State:
+        """Return entries of a parameter's state in the format of its group."""
+        (name,) = [name for name in self.encodable if name in entries] or [None]
+        if name is None or entries[name] is None:
+            return entries
+        return state_formats.converted(
+            name, entries, param, self.state_format(param, group), self.encodable[name]
+        )  # fmt: skip
+
+    def check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Raise an error when groups, options or shapes in a state dict are not this optimizer's.
+
+        Parameters
+        ----------
+        state_dict : mapping
+            State of an optimizer.
+
+        Raises
+        ------
+        StateDictError
+            If something does not fit.
+        """
+        super().check_state_dict(state_dict)
+        for number, state in state_dict["state"].items():
+            if isinstance(state, dict):
+                state_formats.require_fits(f"{type(self).__name__}.load_state_dict", number, state, self.encodable)
 
     def function(self, group: Group) -> Callable[..., Update]:
         """Return the function that makes the updates of a group's parameters.
@@ -90,11 +289,13 @@ class FormulaOptimizer(Optimizer):
         """
         return 0.0
 
-    def arrays(self, state: State, group: Group) -> list[Tensor | None]:
+    def arrays(self, param: Tensor, state: State, group: Group) -> list[Tensor | EncodedState | None]:
         """Return the tensors of state that an update takes.
 
         Parameters
         ----------
+        param : Tensor
+            The parameter.
         state : dict
             State of the parameter.
         group : dict
@@ -105,7 +306,7 @@ class FormulaOptimizer(Optimizer):
         list of Tensor
             The tensors, in the order of the formula; None for one that is not used.
         """
-        return [state[name] for name in self.state_names(group)]
+        return [self._taken(name, state, param, group) for name in self.state_names(group)]
 
     def numbers(self, state: State, group: Group) -> tuple[float, ...]:
         """Return the numbers that an update takes.
@@ -179,8 +380,7 @@ class FormulaOptimizer(Optimizer):
         """
         state["step"] = 0
         for name in self.state_names(group):
-            first = self.first_value(name, group)
-            state[name] = creation.full_like(param, complex(first, first) if param.is_complex() else first)
+            state |= self._first(name, param, group)
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending:
         """Return a pending update of one parameter, which runs together with others.
@@ -204,4 +404,4 @@ class FormulaOptimizer(Optimizer):
         if not state:
             self.begin(param, state, group)
         state["step"] = state.get("step", 0) + 1
-        return Pending(self.function(group), param, grad, self.arrays(state, group), self.numbers(state, group))
+        return Pending(self.function(group), param, grad, self.arrays(param, state, group), self.numbers(state, group))

@@ -1,7 +1,7 @@
 """Lion: steps by the sign of a momentum."""
 
-from collections.abc import Callable
-from typing import Unpack
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Unpack
 
 from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
@@ -26,6 +26,11 @@ class Lion(FormulaOptimizer):
         Share of a parameter that a step takes away, as a multiple of the learning rate.
     maximize : bool, default False
         Whether to step along the gradient instead of against it.
+    state : {"float32", "bf16", "int8"}, default "float32"
+        Format of the state: the parameter's dtype, bfloat16, or 8 bits with a scale for each 256 elements.
+    keep_exact : bool, default True
+        Whether parameters that are small or sensitive keep exact state: those with fewer than 4096 elements or with one
+        dimension, and embeddings.
     **accepted : object
         PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
 
@@ -39,11 +44,15 @@ class Lion(FormulaOptimizer):
     Source: Chen et al. 2023, "Symbolic discovery of optimization algorithms", algorithm 2.
     """
 
+    encodable: ClassVar[Mapping[str, bool]] = {"exp_avg": True}
+
     def __init__(
         self, params: ParameterList, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0, *, maximize: bool = False, **accepted: Unpack[Accepted],
+        weight_decay: float = 0.0, *, maximize: bool = False, state: str = "float32",
+        keep_exact: bool = True, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         options = checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay)
+        accepted = {**accepted, "state": state, "keep_exact": keep_exact}
         super().__init__(params, {**options, "maximize": maximize}, **accepted)
 
     def function(self, group: Group) -> Callable[..., Update]:

@@ -75,7 +75,7 @@ class StepContext:
 Step = Callable[..., Any]
 
 # Options that a state dict may lack: that of an optimizer which did not have them yet. Their values then stay.
-_FLAGS = {"amsgrad", "decoupled_weight_decay", "maximize", "rounding_seed"}
+_FLAGS = {"amsgrad", "decoupled_weight_decay", "keep_exact", "maximize", "rounding_seed", "state"}
 _HOOKS = ("before step", "after step", "before state_dict", "after state_dict", "before loading", "after loading")
 _of_all = {when: HookDict() for when in _HOOKS[:2]}
 
@@ -170,6 +170,7 @@ class Optimizer:
     # does for any optimizer. The state of other optimizers keeps its dtype, so that training resumes bit for bit.
     state_has_dtype_of_parameter = False
     numbers_in_state: tuple[str, ...] = ()  # entries that PyTorch's state dicts have as tensors without dimensions
+    own_options: frozenset[str] = frozenset()  # options of groups that loading a state dict leaves as they are
     _opt_called = False  # whether parameters were ever updated: schedules warn if theirs is the first step
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -298,22 +299,103 @@ class Optimizer:
         """
         return 0
 
-    def state_bytes(self, param: Tensor, group: Group) -> int:
-        """Return how many bytes the state of a parameter will hold.
+    def state_format(self, param: Tensor, group: Group) -> str:
+        """Return the format of a parameter's state.
 
         Parameters
         ----------
         param : Tensor
-            The parameter.
+            A parameter.
+        group : dict
+            Options of its group.
+
+        Returns
+        -------
+        str
+            "float32" for state of the parameter's dtype, "bf16" or "int8".
+        """
+        return "float32"
+
+    def state_formats(self) -> dict[Tensor, str]:
+        """Return the format of the state of each parameter.
+
+        Returns
+        -------
+        dict
+            By parameter: "float32" for state of the parameter's dtype, "bf16" or "int8".
+        """
+        return {param: self.state_format(param, group) for group in self.param_groups for param in group["params"]}
+
+    def set_state_format(self, state: str) -> None:
+        """Keep state in a format from now on; state that exists is converted.
+
+        Groups that were given a format of their own keep it.
+
+        Parameters
+        ----------
+        state : {"float32", "bf16", "int8"}
+            The format.
+
+        Raises
+        ------
+        ArgumentError
+            For another one, or if the optimizer has no state in fewer bits.
+        """
+        if state != "float32":
+            raise ArgumentError(
+                f"{type(self).__name__}: got state={state!r}; its state is exact; Adam, AdamW, Lion and SGD have state "
+                "in fewer bits"
+            )
+
+    def state_bytes(self, param: Tensor, group: Group) -> int:
+        """Return the bytes of the state of a parameter, also of one that was not updated yet.
+
+        Parameters
+        ----------
+        param : Tensor
+            A parameter.
         group : dict
             Options of its group.
 
         Returns
         -------
         int
-            By default, those of `state_tensors` tensors.
+            The bytes.
         """
         return int(param.nbytes * self.state_tensors(group))
+
+    def elements_each(self, key: str) -> int:
+        """Return how many elements of a parameter an element of an entry of its state stands for.
+
+        Parameters
+        ----------
+        key : str
+            Name of the entry.
+
+        Returns
+        -------
+        int
+            1; of scales of state in 8 bits, the elements of a block.
+        """
+        return 1
+
+    def state_shape(self, key: str, param: Tensor) -> tuple[int, ...]:
+        """Return the shape of an entry of a parameter's state that is not a number.
+
+        Parameters
+        ----------
+        key : str
+            Name of the entry.
+        param : Tensor
+            The parameter, or the part of it that the entry is for.
+
+        Returns
+        -------
+        tuple of int
+            The parameter's shape; of scales of state in 8 bits, one dimension.
+        """
+        each = self.elements_each(key)
+        return tuple(param.shape) if each == 1 else (-(-param.numel() // each),)
 
     @_with_hooks
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -360,6 +442,7 @@ class Optimizer:
     def _updates_of(self, param: Tensor, group: Group) -> Generator[Pending | None, None, None]:
         grad = self.step_context.gradient(param)
         if grad is not None:
+            group = self._resolved(param, group)
             first, seed = 0, group.get("rounding_seed")
             for piece in self.step_context.pieces(param, grad, self.state[param]):
                 pending, (own, _, state) = self._update(*piece, group), piece
@@ -372,6 +455,10 @@ class Optimizer:
     def _number_of(self, param: Tensor) -> int:
         params = (each for group in self.param_groups for each in group["params"])
         return next(number for number, each in enumerate(params) if each is param)
+
+    def _resolved(self, param: Tensor, group: Group) -> Group:
+        """Return the options for a parameter, of which `update` may get only a piece."""
+        return group
 
     def _update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> Pending | None:
         pending = self.update(param, grad, state, group)
@@ -540,12 +627,12 @@ class Optimizer:
         by_number = self._by_number(state_dict)
         unknown = [str(n) for n in state_dict["state"] if n not in by_number and isinstance(n, int)]
         misshapen = [
-            f"{number}.{key} (got {tuple(value.shape)}, wanted {tuple(by_number[number].shape)})"
+            f"{number}.{key} (got {tuple(value.shape)}, wanted {wanted})"
             for number, state in state_dict["state"].items()
-            if number in by_number
+            if number in by_number and self.state_has_shape_of_parameter
             for key, value in state.items()
-            if isinstance(value, Tensor | StoredTensor)
-            if self.state_has_shape_of_parameter and value.ndim and tuple(value.shape) != tuple(by_number[number].shape)
+            if isinstance(value, Tensor | StoredTensor) and value.ndim
+            if tuple(value.shape) != (wanted := self.state_shape(key, by_number[number]))
         ]
         if unknown or misshapen:
             listed = ", ".join([f"{number} (no such parameter)" for number in unknown] + misshapen)
@@ -563,7 +650,7 @@ class Optimizer:
         ----------
         state_dict : mapping
             State of an optimizer of this kind; tensors are copied. The state of spillgrad's own optimizers takes the
-            dtypes of the parameters.
+            dtypes of the parameters, or the format in which this optimizer keeps it.
 
         Raises
         ------
@@ -580,17 +667,25 @@ class Optimizer:
                 self.state[number] = copy.deepcopy(state)
                 continue
             param = by_number[number]
-            for key, value in state.items():
+            for entries in self._parts_of(state):
                 # Where the state is on disk, leaving the context puts it away before the next is loaded.
                 with self.step_context.around_update(param):
-                    self.state[param][key] = self._copied(value, param, key)
+                    self.state[param] |= self._loaded(entries, param)
         for group, new in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for key, value in new.items():
-                if key != "params":  # JSON has no tuples
+                if key != "params" and key not in self.own_options:  # JSON has no tuples
                     group[key] = tuple(value) if isinstance(group.get(key), tuple) else copy.deepcopy(value)
         self.__setstate__({"state": self.state, "param_groups": self.param_groups})
         for hook in list(self._hooks["after loading"].values()):
             hook(self)
+
+    def _parts_of(self, state: State) -> Iterator[State]:
+        """Yield the entries of a saved state that are loaded together."""
+        return ({key: value} for key, value in state.items())
+
+    def _loaded(self, entries: State, param: Tensor) -> State:
+        """Return copies of entries of a parameter's saved state, as this optimizer keeps them."""
+        return {key: self._copied(value, param, key) for key, value in entries.items()}
 
     def _copied(self, value: Any, param: Tensor, key: str) -> Any:
         """Return a copy of an entry of a parameter's state, for the parameter's device and dtype."""

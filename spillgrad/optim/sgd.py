@@ -1,9 +1,9 @@
 """Stochastic gradient descent."""
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import ClassVar, Unpack
 
 from spillgrad.errors import ArgumentError
-from spillgrad.ops import creation
 from spillgrad.optim.arrays import Pending
 from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
@@ -30,6 +30,11 @@ class SGD(FormulaOptimizer):
         Whether to add the gradient once more, as Nesterov does; it needs a momentum and no dampening.
     maximize : bool, default False
         Whether to step along the gradient instead of against it.
+    state : {"float32", "bf16", "int8"}, default "float32"
+        Format of the state: the parameter's dtype, bfloat16, or 8 bits with a scale for each 256 elements.
+    keep_exact : bool, default True
+        Whether parameters that are small or sensitive keep exact state: those with fewer than 4096 elements or with one
+        dimension, and embeddings.
     **accepted : object
         PyTorch's options `foreach`, `fused` and `capturable`, which change nothing.
 
@@ -54,9 +59,12 @@ class SGD(FormulaOptimizer):
     [0.0, 0.0]
     """
 
+    encodable: ClassVar[Mapping[str, bool]] = {"momentum_buffer": True}
+
     def __init__(
         self, params: ParameterList, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
-        weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, **accepted: Unpack[Accepted],
+        weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False, state: str = "float32",
+        keep_exact: bool = True, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         options = checked_options("SGD", lr=lr, momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum == 0 or dampening != 0):
@@ -65,6 +73,7 @@ class SGD(FormulaOptimizer):
                 "zero dampening"
             )
         options |= {"dampening": dampening, "nesterov": nesterov, "maximize": maximize}
+        accepted = {**accepted, "state": state, "keep_exact": keep_exact}
         super().__init__(params, options, **accepted)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
@@ -103,9 +112,9 @@ class SGD(FormulaOptimizer):
         """
         is_first, buffer = not state, None
         if group["momentum"]:
-            buffer = state.setdefault("momentum_buffer", None)
-            if buffer is None:  # PyTorch's state of a parameter that was not updated yet
-                buffer, is_first = creation.zeros_like(param), True
-                state["momentum_buffer"] = buffer
+            if state.get("momentum_buffer") is None:  # None is PyTorch's state of a parameter that was not updated yet
+                is_first = True
+                state |= self._first("momentum_buffer", param, group)
+            buffer = self._taken("momentum_buffer", state, param, group)
         options = [group[name] for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
         return Pending(updates.sgd, param, grad, [buffer], (*options, is_first))

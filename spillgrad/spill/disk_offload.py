@@ -13,6 +13,7 @@ from spillgrad.errors import ArgumentError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.master import (
@@ -99,7 +100,10 @@ class disk_offload(OffloadOwner):
         The format in which float32 gradients travel to be added up. Each backward's gradient is rounded to bfloat16, or
         to 255 levels that 128 neighbours share; the sums are made in float32. A process alone rounds likewise, so the
         bits are those of any number of processes.
-
+    state : {"float32", "bf16", "int8"}, optional
+        The format of the optimizer's state, which is converted if it exists: as `state` of `AdamW`, `Adam`, `Lion` and
+        `SGD`. Small and sensitive parameters keep exact state; ``optimizer.state_formats()`` shows which. By default,
+        the optimizer's own format.
     master : {"whole", "split", "none"}, default "whole"
         How float32 parameters are stored. With "split", in two halves: bfloat16 numbers, which are all that forward and
         backward read under `autocast`, and the bits that are missing for the exact float32 number. Results are the
@@ -124,8 +128,8 @@ class disk_offload(OffloadOwner):
         If a size does not parse, or is below its least budget.
     ArgumentError
         If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; if
-        `step_in_backward` or `max_grad_norm` is given without an optimizer; or if `master` is for parameters of another
-        dtype than those of the model.
+        `step_in_backward`, `max_grad_norm` or `state` is given without an optimizer; if `state` is no format of the
+        optimizer's; or if `master` is for parameters of another dtype than those of the model.
     DistributedError
         If the processes of the group have different models.
     UnsupportedError
@@ -257,8 +261,14 @@ class disk_offload(OffloadOwner):
         shard: str | None = "state",
         process_group: ProcessGroup | None = None,
         wire: str = "float32",
+        state: str | None = None,
         master: str = "whole",
     ) -> None:
+        self._state_format = state
+        if state is not None:
+            require_format("disk_offload", state)
+            if optimizer is None:
+                raise ArgumentError(f"disk_offload: got state={state!r} without an optimizer; give one")
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
         require_master(master)
@@ -298,8 +308,10 @@ class disk_offload(OffloadOwner):
             to_bfloat16(model)
         return model
 
-    def _built_optimizer(self, given: Any) -> Optimizer | None:
-        optimizer: Optimizer | None = super()._built_optimizer(given)
+    def _built_optimizer(self, given: Any) -> Any:
+        optimizer: Any = super()._built_optimizer(given)
+        if self._state_format is not None:
+            optimizer.set_state_format(self._state_format)
         if self._master == NONE and optimizer is not None:
             round_at_random(optimizer)
         return optimizer

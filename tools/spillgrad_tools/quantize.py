@@ -1,6 +1,7 @@
 """`spillgrad quantize`: write a model with weights of 4 or 8 bits."""
 
 from pathlib import Path
+from typing import Any
 
 import spillgrad as sg
 from spillgrad.storage.sizes import format_bytes
@@ -8,7 +9,7 @@ from spillgrad.storage.sizes import format_bytes
 
 def run(path: Path, to: str, out: Path, skip: list[str] | None, embeddings: bool, overwrite: bool) -> bool:
     """Quantize, and print a line; return False after Ctrl-C."""
-    options = {} if not skip else {"skip": skip}
+    options: dict[str, Any] = {"skip": skip} if skip else {}
     try:
         place = sg.models.quantize(path, to, out, embeddings=embeddings, overwrite=overwrite, **options)
     except KeyboardInterrupt:

@@ -3,6 +3,13 @@
 import numpy as np
 
 from spillgrad_kernels.cpu.attention import (
+    checked,
+    checked_first_keys,
+    checked_mask,
+    common_operands,
+    empty_in_order_of,
+)
+from spillgrad_kernels.cpu.attention_tiles import (
     BIAS,
     GRAIN,
     KEYS,
@@ -12,13 +19,8 @@ from spillgrad_kernels.cpu.attention import (
     TASKS,
     apply_mask,
     cap_scores,
-    checked,
-    checked_first_keys,
-    checked_mask,
-    common_operands,
     draw_words,
     drop,
-    empty_in_order_of,
     first_column,
     hide_rest,
     load_rows,
@@ -75,8 +77,8 @@ def _add_transposed_product(
     """Add transpose(tile) @ B to C, in place.
 
     Shapes: tile (rows, columns), B (rows, width), C (columns, width). `tile`, `b` and `c` are addresses; `tile_row`,
-    `b_row` and `c_row` are row strides in bytes. `starts`, `k0` and `ahead` have the same meaning as in `attention.py`.
-    Columns before `low`, a multiple of `TILE_ROWS`, are left out.
+    `b_row` and `c_row` are row strides in bytes. `starts`, `k0` and `ahead` have the same meaning as in
+    `attention_tiles.py`. Columns before `low`, a multiple of `TILE_ROWS`, are left out.
     """
     size = like.itemsize
     for j in range(0, width, tile_columns(like)):

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import array_at, data_of
+from spillgrad_kernels.cpu.pointers import array_at, data_of, floats_on_stack
+from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
 from spillgrad_kernels.tables.formula import Formula, parameters
 from spillgrad_kernels.tables.optim import Update, adam, adamw, lion, scaled, sgd
+from spillgrad_kernels.tables.state_codes import BLOCK, KINDS, Encoded
 from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["CHUNK", "adam", "adamw", "lion", "run", "scaled", "sgd", "squares_of_chunks", "sums_of_squares"]
 
-# The elements of a unit of work. They fill whole vectors, so that only the last unit has a remainder.
-CHUNK = 4096
 # The number of elements that pays for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * CHUNK
 
@@ -71,29 +71,103 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
     return jit(kernel, name=f"optim.{formula.__name__}.over_arrays")
 
 
+def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
+    """Return the compiled loop that applies an optimizer's formula to blocks of arrays with encoded state, in place.
+
+    The arrays are the parameter, its gradient, and the codes and scales of each state. A block of new state is on the
+    stack until it is encoded.
+    """
+    states = range(len(kinds))
+    numbers = [f"n{i}" for i in range(len(parameters(formula)) - 2 - len(kinds))]
+    operands = ["x[j]", "grad[j]", *[f"decode{i}(codes{i}[j], scale{i}[0])" for i in states], *numbers]
+    lines = [
+        f"def loop(param, gradient, {', '.join([f'all_codes{i}, scales{i}' for i in states])}, numbers):",
+        *[f"    {number} = numbers[{i}]" for i, number in enumerate(numbers)],
+        *[f"    memory{i} = on_stack{i}()" for i in states],
+        "    for block in range((param.size + BLOCK - 1) // BLOCK):",
+        "        of_block = slice(block * BLOCK, block * BLOCK + BLOCK)",
+        "        x, grad = param[of_block], gradient[of_block]",
+        *[
+            f"        codes{i}, scale{i}, new{i} = all_codes{i}[of_block], scales{i}[block:], memory{i}[:x.size]"
+            for i in states
+        ],
+        "        for j in range(x.size):",
+        f"            {', '.join(['x[j]', *[f'new{i}[j]' for i in states]])} = formula({', '.join(operands)})",
+        *[f"        encode{i}(new{i}, codes{i}, scale{i}, x)" for i in states],
+    ]
+    namespace: dict[str, Any] = {"__name__": __name__, "BLOCK": BLOCK, "formula": formula}
+    for i, kind in enumerate(kinds):
+        decode, encode = CODERS[kind]
+        namespace |= {f"decode{i}": decode, f"encode{i}": encode, f"on_stack{i}": floats_on_stack(BLOCK)}
+    exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
+    return jit(namespace["loop"], name=f"optim.{formula.__name__}.{'.'.join(kinds)}")
+
+
+@functools.cache
+def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
+    """Return the kernel that applies a formula to chunks of many parameters whose state is encoded, in place.
+
+    The kernel's argument `table` has a row for each parameter: the number of the parameter's first chunk, its size in
+    elements, and the ids of the arrays of `_encoded_loop`.
+    """
+    namespace: dict[str, Any] = {
+        "__name__": __name__, "CHUNK": CHUNK, "BLOCK": BLOCK, "array_at": array_at, "data_of": data_of, "min": min,
+        "loop": _encoded_loop(formula, kinds),
+    }  # fmt: skip
+    lines = [
+        "def kernel(start, stop, like, table, numbers):",
+        "    row = 0",
+        "    for chunk in range(start, stop):",
+        "        while row + 1 < len(table) and table[row + 1, 0] <= chunk:",
+        "            row += 1",
+        "        begin = (chunk - table[row, 0]) * CHUNK",
+        "        count = min(CHUNK, table[row, 1] - begin)",
+        "        loop(",
+        "            array_at(like, data_of(table[row, 2]) + begin * like.itemsize, count),",
+        "            array_at(like, data_of(table[row, 3]) + begin * like.itemsize, count),",
+    ]
+    for i, kind in enumerate(kinds):
+        namespace[f"codes{i}"] = codes = np.zeros(1, np.uint8 if KINDS[kind].block else np.uint16)
+        codes_at = f"data_of(table[row, {4 + 2 * i}]) + begin * {codes.itemsize}"
+        scales_at = f"data_of(table[row, {5 + 2 * i}]) + begin // BLOCK * like.itemsize"
+        lines += [
+            f"            array_at(codes{i}, {codes_at}, count),",
+            f"            array_at(like, {scales_at}, (count + BLOCK - 1) // BLOCK),",
+        ]
+    source = "\n".join([*lines, "            numbers[row],", "        )"])
+    exec(compile(source, f"<{formula.__name__}.over_encoded>", "exec"), namespace)
+    return jit(namespace["kernel"], name=f"optim.{formula.__name__}.over_encoded.{'.'.join(kinds)}")
+
+
 @on_device("optim")
 def run(updates: Iterable[Update]) -> None:
-    """Update the arrays of all `updates` in place, in one launch for each formula and dtype."""
-    groups: dict[tuple[Formula, Any], list[Update]] = {}
+    """Update the arrays of all `updates` in place, in one launch for each formula, dtype and way to encode state."""
+    groups: dict[tuple[Formula, Any, tuple[str, ...]], list[Update]] = {}
     elsewhere = []
     for update in updates:
         if type(update.param) is DeviceArray:
             elsewhere.append(update)
         elif update.param.size:
-            groups.setdefault((update.formula, update.param.dtype), []).append(update)
-    for (formula, dtype), group in groups.items():
+            kinds = tuple([each.kind for each in update.state if type(each) is Encoded])
+            groups.setdefault((update.formula, update.param.dtype, kinds), []).append(update)
+    for (formula, dtype, kinds), group in groups.items():
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
-            # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as a state.
-            states = (*state, grad, grad, grad)[:3]
-            rows.append((chunks, param.size, id(param), id(grad), *map(id, states)))
+            if kinds:
+                ids = [
+                    id(array) for _, codes, scales in state for array in (codes, param if scales is None else scales)
+                ]
+            else:
+                # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as one.
+                ids = [id(array) for array in (*state, grad, grad, grad)[:3]]
+            rows.append((chunks, param.size, id(param), id(grad), *ids))
             chunks += -(-param.size // CHUNK)
             elements += param.size
         # Numbers have the dtype of the arrays. A float64 number would make the whole loop float64.
         numbers = np.array([update.numbers for update in group], dtype)
         grain = max(1, chunks * _GRAIN // elements)
-        kernel, table = _over_arrays(formula, len(group[0].state)), np.array(rows, np.int64)
-        parallel_for(kernel, chunks, grain, np.empty(0, dtype), table, numbers)
+        kernel = _over_encoded(formula, kinds) if kinds else _over_arrays(formula, len(group[0].state))
+        parallel_for(kernel, chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
     if elsewhere:
         device_kernel(run)(elsewhere)
 

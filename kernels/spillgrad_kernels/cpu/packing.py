@@ -9,6 +9,7 @@ Source: Van Zee and van de Geijn, "BLIS: A Framework for Rapidly Instantiating B
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -147,7 +148,7 @@ def _pack_codes(
                     rest[line] = 0
         return
     words = _EXPANDED()
-    expanded = np.intp(words.ctypes.data)
+    expanded: Any = np.intp(words.ctypes.data)
     for first in range(0, count, width):
         present = min(width, count - first)
         for d in range(0, depth, BLOCK):

@@ -46,6 +46,13 @@ if DISABLE_JIT:
         """Return a function for kernels. It returns an array of `count` int64, valid until the calling kernel ends."""
         return lambda: np.empty(count, np.int64)
 
+    def floats_on_stack(count: int) -> Any:
+        """Return a function for kernels. It returns an array of `count` float32, valid until the calling kernel ends.
+
+        Unlike that of `words_on_stack`, LLVM knows that no other array overlaps it.
+        """
+        return lambda: np.empty(count, np.float32)
+
     def element(row: Any, i: int) -> Any:
         """Return element `i` of `row`, a result of `row_at`."""
         return row[i]
@@ -107,6 +114,20 @@ else:
             return array_at(_INT64, address(), count)
 
         return words
+
+    def floats_on_stack(count: int) -> Any:
+        @intrinsic
+        def pointer(typing_context: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                return cgutils.alloca_once(builder, ir.FloatType(), size=count)
+
+            return types.CPointer(types.float32)(), codegen
+
+        @register_jitable(inline="always")  # the memory belongs to the function that contains `pointer`
+        def floats() -> Any:
+            return carray(pointer(), count)
+
+        return floats
 
     # copy_bytes(target, source, count) takes half the time of a loop over a row of an image.
     copy_bytes = c_function("memcpy", 3)

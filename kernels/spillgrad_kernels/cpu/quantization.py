@@ -58,7 +58,7 @@ class Quantized(NamedTuple):
 
 
 @jit(fastmath=_EXACT)
-def _scale_of(at: Any, block: int) -> float:
+def _scale_of(at: Any, block: int) -> Any:
     """Return the scale of a block of NF4."""
     if at.nested == 0:
         return array_at(_FLOATS, at.scales, block + 1)[block]
@@ -126,7 +126,7 @@ def expand(
 
 
 @jit(fastmath=_EXACT)
-def _number_of(codes: np.ndarray, address: int, number: int, scale: float) -> float:
+def _number_of(codes: np.ndarray, address: int, number: int, scale: float) -> Any:
     """Return number `number` of a matrix whose codes are at `address`."""
     if has_int8(codes):
         return np.float32(array_at(_CODES, address + number, 1)[0]) * scale * OF_LARGEST

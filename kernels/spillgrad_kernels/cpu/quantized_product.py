@@ -31,7 +31,7 @@ _FEW_ROWS = 16
 
 
 @jit(fastmath=REASSOCIATE)
-def _sum(values: np.ndarray) -> float:
+def _sum(values: np.ndarray) -> Any:
     total = values.dtype.type(0)
     for i in range(values.size):
         total += values[i]

@@ -30,7 +30,7 @@ _EXACT: set[str] = set()
 
 
 @jit(fastmath=_EXACT)
-def _largest(values: np.ndarray) -> float:
+def _largest(values: np.ndarray) -> Any:
     """Return the largest absolute value; NaN if a value is NaN."""
     found = np.float32(0)
     for i in range(values.size):
@@ -110,10 +110,10 @@ def quantize(matrix: np.ndarray, format: np.dtype[Any], nests: bool = True) -> Q
     rows, columns = matrix.shape
     matrix = np.ascontiguousarray(matrix, np.float32)
     if format == INT8:
-        codes, scales = np.empty((rows, columns), np.int8), np.empty(rows, np.float32)
-        parallel_for(_quantize_rows, rows, grain_of(columns), matrix, codes, scales)
-        _require_finite(scales)
-        return Quantized((rows, columns), codes, scales)
+        found, largest = np.empty((rows, columns), np.int8), np.empty(rows, np.float32)
+        parallel_for(_quantize_rows, rows, grain_of(columns), matrix, found, largest)
+        _require_finite(largest)
+        return Quantized((rows, columns), found, largest)
     blocks = -(-matrix.size // BLOCK)
     codes, scales = np.empty(-(-matrix.size // 2), np.uint8), np.empty(blocks, np.float32)
     parallel_for(_quantize_blocks, blocks, grain_of(BLOCK), matrix.reshape(-1), codes, scales)

@@ -11,6 +11,7 @@ import numpy as np
 from spillgrad_kernels.jit.compile import FLOATS, register_jitable
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.scalar_math import sqrt, where
+from spillgrad_kernels.tables.state_codes import KINDS, Encoded
 
 # The arrays of one update are all in the host's memory, or all on one device.
 Array = Any
@@ -19,13 +20,14 @@ Array = Any
 class Update(NamedTuple):
     """How to update a parameter and its optimizer state in place.
 
-    `formula(param, grad, *state, *numbers)` returns the new value and the new state of one element.
+    `formula(param, grad, *state, *numbers)` returns the new value and the new state of one element. State may be
+    `Encoded`, that of float32 parameters in the host's memory.
     """
 
     formula: Formula
     param: Array
     grad: Array
-    state: tuple[Array, ...]
+    state: tuple[Array | Encoded, ...]
     numbers: tuple[float, ...]
 
 
@@ -222,9 +224,12 @@ def _update(who: str, formula: Formula, param: Array, grad: Array, state: tuple[
     return Update(formula, param, grad, state, numbers)
 
 
-def _checked(who: str, param: Array, grad: Array, state: tuple[Array, ...]) -> Array:
+def _checked(who: str, param: Array, grad: Array, state: tuple[Array | Encoded, ...]) -> Array:
     """Return a contiguous gradient; raise ValueError or TypeError for arrays that do not fit together."""
     on_host = isinstance(param, _OF_HOST)
+    for encoded in [each for each in state if isinstance(each, Encoded)]:
+        _check_encoded(who, param, encoded)
+    state = tuple([each for each in state if not isinstance(each, Encoded)])
     for array in (grad, *state):
         if isinstance(array, _OF_HOST) != on_host:
             raise ValueError(
@@ -249,6 +254,25 @@ def _checked(who: str, param: Array, grad: Array, state: tuple[Array, ...]) -> A
     if on_host and not (isinstance(grad, np.ndarray) and grad.flags.c_contiguous):
         grad = np.ascontiguousarray(grad)
     return grad
+
+
+def _check_encoded(who: str, param: Array, encoded: Encoded) -> None:
+    kind, codes, scales = encoded
+    dtype, block = KINDS[kind]
+    wanted = (-(-param.size // block),) if block else None
+    found = None if scales is None else scales.shape
+    if param.dtype != np.float32 or codes.dtype.name != dtype or codes.shape != param.shape or found != wanted:
+        raise ValueError(
+            f"{who}: got state of {codes.dtype}, shape {codes.shape} and scales {found}, for a parameter of "
+            f"{param.dtype} and shape {param.shape}; wanted {dtype} of the shape of a float32 parameter, and scales "
+            f"{wanted}; load a state that fits"
+        )
+    for array in (codes, scales):
+        if array is not None and not (array.flags.c_contiguous and array.flags.writeable):
+            raise ValueError(
+                f"{who}: got encoded state of strides {array.strides}; an update in place needs contiguous memory that "
+                "may be written to; make the array contiguous first"
+            )
 
 
 def adamw(

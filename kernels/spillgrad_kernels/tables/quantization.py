@@ -40,7 +40,7 @@ _EXPONENTS = 7
 @functools.cache
 def dynamic_map() -> np.ndarray:
     """Return the 256 values from -1 to 1 of the dynamic map of 8 bits, in ascending order."""
-    found = [np.zeros(1, np.float32), np.ones(1, np.float32)]
+    found: list[np.ndarray] = [np.zeros(1, np.float32), np.ones(1, np.float32)]
     for exponent in range(_EXPONENTS):
         count = 2**exponent
         first, last = np.float32(0.1), np.float32(1)
@@ -62,4 +62,5 @@ def grid_codes() -> np.ndarray:
     values = dynamic_map().astype(np.float64)
     above = np.searchsorted(values, grid).clip(1, len(values) - 1)
     is_lower = grid - values[above - 1] <= values[above] - grid
-    return (above - is_lower).astype(np.uint8)
+    codes: np.ndarray = (above - is_lower).astype(np.uint8)
+    return codes

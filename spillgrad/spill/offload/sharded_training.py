@@ -298,19 +298,24 @@ class ShardedTraining(OffloadedTraining):
         used = param.nbytes
         if optimizer is not None:
             group = self._groups.of(optimizer, param)
-            states = 0 if group is None else optimizer.state_tensors(group)
-            own = self._own(param)
-            used += (2 + states) * (own.stop - own.start) * param.itemsize
+            own_bytes = self._own_bytes(param, param.nbytes)
+            used += 2 * own_bytes
+            used += 0 if group is None else self._own_bytes(param, optimizer.state_bytes(param, group))
         return max(0, self.residents.store.ram_budget - used)
 
     def _made_in_update(self, optimizer: Optimizer | None, param: Tensor) -> int:
         group = None if optimizer is None else self._groups.of(optimizer, param)
         if optimizer is None or group is None or param.grad is None:
             return 0
+        scaled_bytes = self._own_bytes(param, param.nbytes) if self._factor is not None and not self._uses_up else 0
+        if optimizer.state.get(param):
+            return scaled_bytes
+        return scaled_bytes + self._own_bytes(param, optimizer.state_bytes(param, group))
+
+    def _own_bytes(self, param: Tensor, nbytes: int) -> int:
+        """Return this process's part of the bytes of a parameter, its gradient or its state."""
         own = self._own(param)
-        part_bytes = (own.stop - own.start) * param.itemsize
-        scaled_bytes = part_bytes if self._factor is not None and not self._uses_up else 0
-        return scaled_bytes + (0 if optimizer.state.get(param) else part_bytes * optimizer.state_tensors(group))
+        return -(-nbytes * (own.stop - own.start) // max(1, param.numel()))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         parts = self.reducer.parts.get(id(param))
@@ -319,13 +324,15 @@ class ShardedTraining(OffloadedTraining):
             if not isinstance(value, Tensor) or parts is None or (param.ndim and not value.ndim):  # a number
                 continue
             shard = value.shard if isinstance(value, ShardedTensor) else value
-            if shard is value and value.shape == param.shape and not value.storage.offloaded:
-                own, shard = self._own(param), value.detach().reshape(-1)
+            shape, each = optimizer.state_shape(key, param), optimizer.elements_each(key)
+            parts_here = [slice(-(-part.start // each), -(-part.stop // each)) for part in parts]
+            if shard is value and value.shape == shape and not value.storage.offloaded:
+                own, shard = parts_here[self.group.rank()], value.detach().reshape(-1)
                 if own.stop - own.start < shard.numel():  # it was loaded; a pending update may still fill a whole part
                     shard = shard[own].clone()
             if shard.numel():
                 self.residents.offload(shard, Label("state", key, self._names.get(id(param))))
-            state[key] = ShardedTensor.of(self.group, parts, shard, tuple(param.shape))
+            state[key] = ShardedTensor.of(self.group, parts_here, shard, shape)
         self.residents.return_changed()
 
 

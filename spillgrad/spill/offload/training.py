@@ -200,9 +200,15 @@ class OffloadedTraining(StepContext):
             return
         self._put_state_away(optimizer, param)  # what was loaded is cut
         wholes = {
-            key: value for key, value in state.items() if isinstance(value, Tensor) and value.shape == param.shape
+            key: value
+            for key, value in state.items()
+            if isinstance(value, Tensor) and value.shape == optimizer.state_shape(key, param)
         }
-        cut = {key: found for key, value in wholes.items() if (found := pieces_of(value, count)) is not None}
+        cut = {
+            key: found
+            for key, value in wholes.items()
+            if (found := pieces_of(value, count // optimizer.elements_each(key))) is not None
+        }
         if len(cut) < len(wholes):  # somebody uses a whole array of state, or it is of a kind that is not cut
             yield from super().pieces(param, self._scaled(grad) if _is_in_pieces(grad) else grad, state)
             return
@@ -215,13 +221,13 @@ class OffloadedTraining(StepContext):
         )
         with raised_at_end() as errors:
             for number, start in enumerate(range(0, param.numel(), count)):
-                part, size = slice(start, start + count), min(count, param.numel() - start)
+                part = OffloadedPart.of(param, slice(start, start + count))
                 before = {key: cut[key][number] if key in cut else value for key, value in state.items()}
                 after = dict(before)
                 residents.enter(id(after))
                 try:
-                    piece = grad.detach().reshape(-1)[part] if of_grad is None else of_grad[number]
-                    own = OffloadedPart.of(param, part) if of_param is None else of_param[number]
+                    piece = grad.detach().reshape(-1)[start : start + count] if of_grad is None else of_grad[number]
+                    own = part if of_param is None else of_param[number]
                     cast(OffloadedStorage, own._storage).hold_planes()
                     yield own, self._scaled(piece) if _is_in_pieces(grad) else piece, after
                     del piece
@@ -229,7 +235,8 @@ class OffloadedTraining(StepContext):
                     with errors.postponed():
                         residents.leave(id(after))
                 for key, value in after.items():
-                    if isinstance(value, Tensor) and value is not before.get(key) and value.shape == (size,):
+                    is_made = isinstance(value, Tensor) and value is not before.get(key)
+                    if is_made and value.shape == optimizer.state_shape(key, part):
                         made[key].append(value)
                         with errors.postponed():  # else the state would be lost, of which a part was used
                             residents.offload(value, self._state_label(key, param))
@@ -238,7 +245,8 @@ class OffloadedTraining(StepContext):
             del whole
             state |= {key: value for key, value in after.items() if key not in cut and key not in made}
             labels = {key: self._state_label(key, param) for key in made}
-            state |= {key: residents.joined(some, param.shape, labels[key]) for key, some in made.items()}
+            shapes = {key: optimizer.state_shape(key, param) for key in made}
+            state |= {key: residents.joined(some, shapes[key], labels[key]) for key, some in made.items()}
 
     def _scaled(self, grad: Tensor) -> Tensor:
         """Return a gradient that is in pieces, or a piece of it, as it is or scaled."""
@@ -276,7 +284,8 @@ class OffloadedTraining(StepContext):
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
-                count = piece_elements(optimizer, param) if value.shape == param.shape else 0
+                is_cut = value.shape == optimizer.state_shape(key, param)
+                count = piece_elements(optimizer, param) // optimizer.elements_each(key) if is_cut else 0
                 self.residents.offload_in_pieces(value, count, self._state_label(key, param))
         self.residents.return_changed()
 

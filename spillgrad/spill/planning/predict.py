@@ -79,7 +79,7 @@ class Whole(Candidate):
     @property
     def state_bytes(self) -> int:
         """The bytes of the optimizer's state."""
-        return int(self.trained_bytes * self.profile.state_per_trained_byte)
+        return self._sum(self.profile.state_bytes)
 
     def with_batches(self, count: int) -> "Whole":
         """Return the same model with another number of batches in a step.
@@ -339,7 +339,7 @@ class Whole(Candidate):
             persistent = self.parameter_bytes + self.trained_bytes + self.state_bytes
             return held + min(budget_bytes, persistent + saved_bytes)
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
-        held += self._more * (parameters + int(trained * profile.state_per_trained_byte))
+        held += self._more * (parameters + profile.state_bytes.get(1, 0))
         if profile.accumulate > 1 and phase in ("forward", "backward"):
             # All gradients exist while a further batch runs forward, and backward up to the last layer.
             left = (

@@ -90,8 +90,8 @@ class Profile:
         By phase and unit, the peak memory of arrays outside the store.
     least_budget : int
         The least budget in bytes with which the store works.
-    state_per_trained_byte : float
-        Bytes of the optimizer's state for each byte of a trained parameter.
+    state_bytes : dict
+        By unit, the bytes of the optimizer's state.
     base_bytes : int
         Memory of the process without arrays.
     mapped_per_live : float
@@ -119,7 +119,7 @@ class Profile:
     recomputable: list[Unit]
     held: dict[tuple[str, int], int]
     least_budget: int
-    state_per_trained_byte: float
+    state_bytes: dict[int, int]
     base_bytes: int
     mapped_per_live: float
     accumulate: int = 1
@@ -303,16 +303,13 @@ class _Watched:
                 layers.append(self._layer_s())
         parameter_bytes: dict[int, int] = collections.defaultdict(int)
         trained_bytes: dict[int, int] = collections.defaultdict(int)
+        state_bytes: dict[int, int] = collections.defaultdict(int)
         for name, parameter in self.model.named_parameters():
             parameter_bytes[self.unit_of(name)] += parameter.nbytes
             if parameter.requires_grad:
                 trained_bytes[self.unit_of(name)] += parameter.nbytes
-        state = sum(
-            value.nbytes
-            for each in self.optimizer.state.values()
-            for value in each.values()
-            if isinstance(value, Tensor)
-        )
+                state = self.optimizer.state.get(parameter, {}).values()
+                state_bytes[self.unit_of(name)] += sum(each.nbytes for each in state if isinstance(each, Tensor))
         gc.collect()
         buffers.empty_cache()
         base_bytes = rss_bytes() - buffers.memory_stats().mapped_bytes
@@ -330,7 +327,7 @@ class _Watched:
             recomputable=self.recorder.units(),
             held=dict(sampler.held),
             least_budget=0 if self._offload is None else self._offload._needs(self.sharing).ram.nbytes,
-            state_per_trained_byte=state / max(1, sum(trained_bytes.values())),
+            state_bytes=dict(state_bytes),
             base_bytes=in_steps(base_bytes),
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
             accumulate=self._accumulate,

@@ -150,7 +150,8 @@ class SourceExtent:
 
     def _fill(self, values: np.ndarray) -> tuple[int, bool]:
         """Fill `values`; return the checksum of the bytes in the file, and whether the file has all of them."""
-        self.cached = cached = self.file.is_cached
+        # Small arrays go through the page cache, as those of segments do: direct I/O would wait for the disk each time.
+        self.cached = cached = self._nbytes < buffers.POOLED_MIN_BYTES or self.file.is_cached
         is_straight = cached and self._dtype == values.dtype
         payload, digest = values.view(np.uint8), xxhash.xxh3_64()
         step = PIECE_BYTES if is_straight else _BUFFER_BYTES

@@ -15,6 +15,8 @@ STEPS, BATCHES = 3, 8
 OPTIMIZERS = {
     "adamw": lambda params: sg.optim.AdamW(params, lr=1e-2),
     "sgd": lambda params: sg.optim.SGD(params, lr=1e-1, momentum=0.9),
+    "in 8 bits": lambda params: sg.optim.AdamW(params, lr=1e-2, state="int8", keep_exact=False),
+    "in bfloat16": lambda params: sg.optim.Lion(params, lr=1e-3, state="bf16", keep_exact=False),
 }
 
 

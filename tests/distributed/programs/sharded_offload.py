@@ -63,7 +63,10 @@ def no_room(*_):
 
 
 folder = Path(tempfile.mkdtemp(prefix=f"rank{rank}-", dir=sys.argv[1]))
-for kind, autocast, max_norm in (("adamw", False, 0.5), ("adamw", True, None), ("sgd", False, None)):
+for kind, autocast, max_norm in (
+    ("adamw", False, 0.5), ("adamw", True, None), ("sgd", False, None), ("in 8 bits", False, 0.5),
+    ("in bfloat16", True, None),
+):  # fmt: skip
     wanted = one_process(kind, autocast, max_norm)
     offload = offloaded(kind, autocast, max_norm, folder)
     train(offload, autocast)

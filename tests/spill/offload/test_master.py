@@ -78,7 +78,7 @@ def test_fifty_steps_of_split_parameters_are_those_of_float32_parameters_in_ram(
 
 MAKERS: list[Callable[..., sg.optim.Optimizer]] = [
     sg.optim.SGD, partial(sg.optim.SGD, momentum=0.9), sg.optim.Lion, partial(sg.optim.AdamW, amsgrad=True),
-    sg.optim.Adafactor,
+    sg.optim.Adafactor, partial(sg.optim.AdamW, state="int8"),
 ]  # fmt: skip
 
 

@@ -46,6 +46,8 @@ MAKERS: list[Callable[..., sg.optim.Optimizer]] = [
     partial(sg.optim.AdamW, amsgrad=True), sg.optim.NAdam, sg.optim.RAdam, sg.optim.Adamax, sg.optim.Adagrad,
     sg.optim.Adadelta,
     partial(sg.optim.RMSprop, centered=True, momentum=0.5), sg.optim.Rprop, partial(sg.optim.ASGD, t0=3, maximize=True),
+    partial(sg.optim.AdamW, state="int8", keep_exact=False), partial(sg.optim.Adam, state="bf16", keep_exact=False),
+    partial(sg.optim.SGD, momentum=0.9, state="int8", keep_exact=False),
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def made_up(offload: bool = False, accumulate: int = 1) -> Profile:
         recomputable=[Unit(Part(f"h.{number}", 10, 1.0)) for number in range(2)],
         held={("update", OUTSIDE): 1000},
         least_budget=0,
-        state_per_trained_byte=2.0,
+        state_bytes={OUTSIDE: (EMBEDDING + NORM) * 8, 0: LAYER * 8, 1: LAYER * 8},
         base_bytes=10_000,
         mapped_per_live=1.0,
         accumulate=accumulate,

@@ -15,6 +15,9 @@ MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
     help="Format in which gradients travel to the other processes; one process rounds likewise.",
 )]  # fmt: skip
+State = Annotated[Literal["float32", "bf16", "int8"], Option(
+    help="Format of the optimizer's state: exact, or in fewer bits. Small and sensitive parameters keep exact state.",
+)]  # fmt: skip
 Shard = Annotated[Literal["state", "all"], Option(
     help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
     "too, which need less disk and more network then.",
@@ -78,6 +81,7 @@ class TrainSettings:
         help="With --autocast, weights are stored as float32; with --offload, in two halves, of which products read "
         "one, to the same numbers; or as bfloat16 alone, rounded at random: half of everything.",
     )] = "whole"  # fmt: skip
+    state: State = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
     eval_every: Annotated[int | None, Option(
@@ -115,9 +119,9 @@ class TrainOptions:
         False
     )
     ram: Annotated[str | None, Option(
-        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan "
-        "chooses the options for RAM and disk, to the same numbers; where all plainly fits, it stays in RAM.",
-        show_default="auto, unless one of these options is given",
+        metavar="SIZE", help="Memory that the whole process may take, or each of several, such as 4GiB; auto is what "
+        "is free. A plan chooses what goes to disk, to the same numbers; where all plainly fits, it stays in RAM.",
+        show_default="auto, unless other options say what goes to disk",
     )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
@@ -195,6 +199,7 @@ class PlanOptions:
     latency: Annotated[str | None, Option(
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
+    state: State = TrainSettings.state
     wire: Wire = TrainSettings.wire
     shard: Shard = "state"
     as_json: Json = False
@@ -205,7 +210,7 @@ PANELS = {
     "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
     "Training": (
         "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
-        "autocast", "master", "seed",
+        "autocast", "master", "state", "seed",
     ),
     "Evaluation and metrics": (
         "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",

@@ -88,8 +88,8 @@ def plan(options: PlanOptions, link: sg.planning.Link | None, ranks: int, thread
     return sg.planning.plan(
         options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
         lora=options.lora, autocast=options.autocast, offload=options.offload,
-        optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link, wire=options.wire,
-        shard=options.shard,
+        optimizer=lambda parameters: make(parameters, lr=1e-3, state=options.state), ranks=ranks, link=link,
+        wire=options.wire, shard=options.shard,
     )  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
         words += [] if options.directory == Path() else ["--spill-dir", str(options.directory)]
     words += [] if options.lora is None else ["--lora", str(options.lora)]
     words += ["--autocast"] if options.autocast else []
+    words += ["--state", options.state] if options.state != "float32" else []
     words += ["--wire", options.wire] if options.wire != "float32" else []
     return shlex.join(words)
 

@@ -261,7 +261,9 @@ class Training:
 
     def _make_optimizer(self, parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
         settings = self.settings
-        optimizer = sg.optim.AdamW(parameters, lr=self.lr, betas=BETAS, weight_decay=settings.weight_decay)
+        optimizer = sg.optim.AdamW(
+            parameters, lr=self.lr, betas=BETAS, weight_decay=settings.weight_decay, state=settings.state
+        )
         if settings.master == "none":
             optimizer.round_stochastically(settings.seed)
         return optimizer

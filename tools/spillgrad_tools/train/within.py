@@ -211,7 +211,8 @@ def _plan(
     return sg.planning.plan(
         model, settings.batch, settings.context, ram_bytes, place, accumulate=settings.accumulate, lora=settings.lora,
         autocast=settings.autocast, offload=None if may_offload else False, machine=machine, wire=settings.wire,
-        processes=ranks, beside_bytes=beside_bytes,
+        optimizer=lambda parameters: sg.optim.AdamW(parameters, lr=1e-3, state=settings.state), processes=ranks,
+        beside_bytes=beside_bytes,
     )  # fmt: skip
 
 
