@@ -87,7 +87,7 @@ class _Batch:
                 raise GraphError("step: a parameter's or its state's memory is read-only; clone() it first")
         given: list[Any] = [
             Encoded(each.kind, each.codes._array, None if each.scales is None else each.scales._array)
-            if type(each) is EncodedState else None if each is None else each._array
+            if isinstance(each, EncodedState) else None if each is None else each._array
             for each in (param, grad, *state)
         ]  # fmt: skip
         dtype = given[0].dtype if given[0].dtype in FLOATS else np.dtype(np.float32)

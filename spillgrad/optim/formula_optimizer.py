@@ -22,6 +22,11 @@ class Accepted(TypedDict, total=False):
     fused: bool | None
     capturable: bool
     differentiable: bool
+
+
+class FormulaOptions(Accepted, total=False):
+    """The options of every `FormulaOptimizer`: PyTorch's, and those of state in fewer bits."""
+
     state: str
     keep_exact: bool
 
@@ -39,9 +44,9 @@ class FormulaOptimizer(Optimizer):
     encodable: ClassVar[Mapping[str, bool]] = {}
     own_options = frozenset({"state", "keep_exact"})
 
-    def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[Accepted]) -> None:
+    def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[FormulaOptions]) -> None:
         name = type(self).__name__
-        unknown = sorted(accepted.keys() - Accepted.__annotations__.keys())
+        unknown = sorted(accepted.keys() - FormulaOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"{name}.__init__() got an unexpected keyword argument '{unknown[0]}'")
         if accepted.get("differentiable"):
@@ -217,7 +222,7 @@ class FormulaOptimizer(Optimizer):
 
     def _in_format(self, entries: State, param: Tensor, group: Group) -> State:
         """Return entries of a parameter's state in the format of its group."""
-        (name,) = [name for name in self.encodable if name in entries] or [None]
+        name = next((name for name in self.encodable if name in entries), None)
         if name is None or entries[name] is None:
             return entries
         return state_formats.converted(

@@ -26,7 +26,8 @@ from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 # The elements of a unit of work: whole blocks and vectors, so that only the last unit has a remainder.
 CHUNK = 4096
-_ZERO, _ONE, _NAN, _MOST_SCALE = map(np.float32, (0, 1, np.nan, np.finfo(np.float32).max))
+_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+_MOST_SCALE = np.float32(np.finfo(np.float32).max)
 
 
 @jitable

@@ -61,7 +61,9 @@ def test_settings_that_make_no_sense_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "options", [["--schedule", "linear"], ["--warmup", "3"], ["--clip", "2"], ["--eval-batches", "3"]], ids=" ".join
+    "options",
+    [["--schedule", "linear"], ["--warmup", "3"], ["--clip", "2"], ["--eval-batches", "3"], ["--state", "int8"]],
+    ids=" ".join,
 )
 def test_a_resumed_run_keeps_its_settings(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from spillgrad_tools.options import Batch, Context, Disk, Json
+from spillgrad_tools.options import Batch, Context, Disk, Json, named_path
 
 DEFAULT_RAM_BUDGET = "64MiB"
 # What a switch and two machines of a local network take.
@@ -108,12 +108,19 @@ class TrainOptions:
     settings: dict[str, Any]
     data: Annotated[
         Path | None, Option(
+            parser=named_path, metavar="PATH",
             help="Text, JSON lines (text; prompt and completion; messages), Parquet, or a folder of them.",
             show_default="Python's reference text",
         )
     ] = None  # fmt: skip
     eval_data: Annotated[
-        Path | None, Option(help="Records to evaluate with.", show_default="a tenth of --data, held out")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="PATH",
+            help="Records to evaluate with.",
+            show_default="a tenth of --data, held out",
+        ),
     ] = None
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out records that cannot be used, and say how many.")] = (
         False
@@ -131,7 +138,9 @@ class TrainOptions:
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
     shard: Shard = "state"
-    out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
+    out: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Folder of the checkpoint.", show_default="a new one in runs/",
+    )] = None  # fmt: skip
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
         show_default="every ten minutes",
@@ -140,6 +149,7 @@ class TrainOptions:
         "--keep-best", help="Keep the checkpoint of the best evaluation in best/, beside the last one.",
     )] = False  # fmt: skip
     log_dir: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER",
         help="Write metrics.jsonl to this folder, a line for each step, and TensorBoard's event files.",
         show_default="no metrics",
     )] = None  # fmt: skip
@@ -147,9 +157,17 @@ class TrainOptions:
         Literal["cpu", "cuda"], Option(help="Where the model is: this machine's memory, or its GPU's.")
     ] = "cpu"
     spill_dir: Annotated[
-        Path | None, Option(help="Folder of the spill files.", show_default="that of the checkpoint")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="FOLDER",
+            help="Folder of the spill files.",
+            show_default="that of the checkpoint",
+        ),
     ] = None
-    resume: Annotated[Path | None, Option(help="Continue the run whose checkpoint is in this folder.")] = None
+    resume: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Continue the run whose checkpoint is in this folder.",
+    )] = None  # fmt: skip
     spill: Annotated[bool, Option("--spill/--no-spill", help="Whether saved tensors may go to disk.")] = True
     codec: Annotated[Literal["lossless", "bf16", "int8"] | None, Option(
         help="Smaller files: compressed, or less exact, which changes gradients a little.",

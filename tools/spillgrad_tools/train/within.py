@@ -175,6 +175,8 @@ def _decided(options: TrainOptions) -> Iterator[str]:
         yield f"--master {master}, for which there is no plan"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
+    if options.shard != "state" and options.ram is not None:
+        yield f"--shard {options.shard}, which no plan chooses: it wants --offload --ram-budget SIZE"
 
 
 def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
