@@ -4,6 +4,7 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.ops import creation, matrix_products
+from spillgrad.ops.autocast import as_operand
 from spillgrad.tensor import Tensor
 
 
@@ -25,7 +26,8 @@ class Conv1D(Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the layer's result, plus `residual` if that is given."""
-        return matrix_products.linear(x, self.weight.t(), self.bias, activation=self.activation, residual=residual)
+        weight = as_operand(self.weight)  # before it is transposed: a view would be converted on its own
+        return matrix_products.linear(x, weight.t(), self.bias, activation=self.activation, residual=residual)
 
     def extra_repr(self) -> str:
         extra = "" if self.activation is None else f", activation={self.activation!r}"

@@ -38,7 +38,7 @@ class OffloadOwner(StoreOwner):
     A framework's `disk_offload` derives from this, and says how the framework builds a model and trains it.
     """
 
-    _framework: ClassVar[Framework]
+    _framework: Framework
     _optimizer_class: ClassVar[type]
     # Whether an update clips a copy of the gradient, and not the gradient itself.
     _clips_copies: ClassVar[bool] = True
@@ -181,10 +181,11 @@ class OffloadOwner(StoreOwner):
 
     def _needs(self, sharing: Sharing) -> Needs:
         """Return the needs if so many processes shared this training."""
-        copies = self._clips_copies and self._max_grad_norm is not None and not self._step_in_backward
+        clips = self._clips_copies and self._max_grad_norm is not None
+        copies = clips and not self._step_in_backward
         uses_up = self._uses_gradients_up and not sharing.sums
         gradients = 0 if uses_up and self._hands_gradients_over else 2 if copies else 1
-        return needs_of(self._framework, self.model, self.optimizer, gradients, sharing)
+        return needs_of(self._framework, self.model, self.optimizer, gradients, sharing, clips)
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""

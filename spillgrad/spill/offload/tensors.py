@@ -13,6 +13,7 @@ from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.node import NO_EDGE, Edge
 from spillgrad.data_type import BY_NUMPY
 from spillgrad.device.device import CPU, Device, device_of
+from spillgrad.dtypes import DType
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.spill.offload.residents import Resident, Residents, is_held
 from spillgrad.spill.saved_memory import Layout
@@ -109,6 +110,9 @@ class TensorResidents(Residents):
             del array
         self.offload(tensor, label)
 
+    def split(self, tensor: Tensor, label: Label) -> None:
+        """Store a parameter that was offloaded whole in two planes: a no-op where all are stored whole."""
+
     def offload_in_pieces(self, tensor: Tensor, count: int, label: Label) -> None:
         """Move the memory of a leaf tensor to the store, where that can be in pieces of `count` elements, if not 0."""
         self.offload(tensor, label)
@@ -135,6 +139,25 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     squares: np.ndarray | None = None
     # How many elements of a parameter are updated at once; 0 for all.
     updated_elements = 0
+    # The bfloat16 roundings of a parameter, if they are stored apart: an offloaded tensor.
+    rounded: Tensor | None = None
+
+    def rounded_to(self, dtype: DType) -> Tensor | None:
+        """Return `rounded` if it has the wanted dtype, and no change is on its way to it; else None."""
+        rounded = self.rounded
+        if rounded is None or rounded.numpy_dtype != dtype:
+            return None
+        of_rounded = cast(OffloadedStorage, rounded._storage)
+        if self._changing or of_rounded._changing:
+            self._residents.return_changed(with_last=True)
+        return None if self._changing or of_rounded._changing else rounded
+
+    def hold_planes(self) -> None:
+        """Keep what the array is made from, and will be stored in, for the running module or update."""
+
+    def copy_to(self, target: np.ndarray) -> None:
+        """Fill another array with the values."""
+        np.copyto(target, self.array)
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""
@@ -240,6 +263,10 @@ class Offloaded(Tensor):
     def array_to_overwrite(self) -> np.ndarray:
         return self._storage.array_to_overwrite()
 
+    def rounded_to(self, dtype: DType) -> Tensor | None:
+        rounded = self._storage.rounded_to(dtype)
+        return rounded if rounded is not None and rounded.shape == self.shape else None
+
     def read_in_place(self, part: FilePart) -> bool:
         return type(self) in _PLAIN and self._storage.read_in_place(part)
 
@@ -317,5 +344,21 @@ KINDS: dict[type[Tensor], type[Tensor]] = {
     Parameter: OffloadedParameter,
     Buffer: OffloadedBuffer,
 }
+
+
+def become(
+    tensor: Tensor, kind: type[OffloadedStorage], residents: TensorResidents, store: Any, handle: Handle
+) -> None:  # fmt: skip
+    """Make a tensor's storage, in RAM or offloaded, one of another kind, whose array `handle` names in `store`."""
+    storage, array = tensor._storage, tensor._array
+    is_offloaded = isinstance(storage, OffloadedStorage)
+    storage.__class__ = kind
+    if is_offloaded:
+        Resident.place(cast(OffloadedStorage, storage), residents, store, handle, array)
+        return
+    cast(OffloadedStorage, storage).place(residents, store, handle, array)
+    vars(tensor).pop("_array")
+    tensor.__class__ = KINDS[type(tensor)]
+
 
 _PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloaded in KINDS.items()}

@@ -120,6 +120,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "adapters": {"lora": 2},
     "adapters of given weights": {"weights": "base", "lora": 2, "accumulate": 2},
     "bfloat16": {"autocast": True},
+    "halves": {"autocast": True, "master": "split"},
+    "bfloat16 alone": {"autocast": True, "master": "none"},
     "accumulated": {"accumulate": 3},
 }
 
@@ -876,6 +878,9 @@ def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.Captur
         (["--offload", "--codec", "bf16"], ["--codec with --offload"]),
         (["--offload", "--encrypt"], ["--encrypt with --offload"]),
         (["--shard", "all"], ["--shard all without --offload"]),
+        (["--autocast", "--master", "split"], ["--master split without --offload"]),
+        (["--offload", "--master", "none"], ["--master none without --autocast"]),
+        (["--ram", "4GiB", "--autocast", "--master", "none"], ["--ram 4GiB with --master none"]),
         (["--ram", "4GiB", "--offload"], ["--ram 4GiB with --offload"]),
         (["--ram", "auto", "--ram-budget", "1MiB"], ["--ram auto with --ram-budget 1MiB"]),
         (["--ram", "4GiB", "--no-spill"], ["--ram 4GiB with --no-spill"]),

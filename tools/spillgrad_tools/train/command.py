@@ -196,6 +196,9 @@ def _contradictions(options: TrainOptions) -> Iterator[str]:
             yield f"--ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM"
         if options.report:
             yield "--report with --no-spill, which leaves no journal"
+    master = options.settings.get("master", "whole")
+    if master == "split" and not options.offload and options.ram is None:
+        yield "--master split without --offload, which stores weights"
     if options.shard != "state" and not options.offload:
         yield f"--shard {options.shard} without --offload, which shares what is on disk"
     for option in ("codec", "encrypt"):

@@ -77,6 +77,10 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
+    master: Annotated[Literal["whole", "split", "none"], Option(
+        help="With --autocast, weights are stored as float32; with --offload, in two halves, of which products read "
+        "one, to the same numbers; or as bfloat16 alone, rounded at random: half of everything.",
+    )] = "whole"  # fmt: skip
     state: State = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
@@ -224,7 +228,7 @@ PANELS = {
     "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
     "Training": (
         "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
-        "autocast", "state", "seed",
+        "autocast", "master", "state", "seed",
     ),
     "Evaluation and metrics": (
         "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",

@@ -85,7 +85,7 @@ def within(
     """
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
-    if options.ram is None and not is_automatic(options):
+    if options.ram is None and (not is_automatic(options) or settings.master != "whole"):
         return Within(options)
     ram = _ram(options, ranks)
     if ram.nbytes is None:
@@ -170,6 +170,9 @@ def _decided(options: TrainOptions) -> Iterator[str]:
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
             yield f"{words}, which the plan decides"
+    master = options.settings.get("master", "whole")
+    if master != "whole":
+        yield f"--master {master}, for which there is no plan"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
     if options.shard != "state" and options.ram is not None:
