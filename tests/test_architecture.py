@@ -81,8 +81,12 @@ NEVER = {
     ),
     **dict.fromkeys(LAYERS_ABOVE_TENSORS, DOORS),
 }
-# Byte counts as text and locks of files open no store: whoever needs one may use it.
-STORAGE_FREE_FOR_ALL = ("spillgrad.storage.sizes", "spillgrad.storage.runs.file_lock")
+# Byte counts as text, locks of files and places in files open no store: whoever needs one may use it.
+STORAGE_FREE_FOR_ALL = (
+    "spillgrad.storage.sizes",
+    "spillgrad.storage.runs.file_lock",
+    "spillgrad.storage.disk.file_part",
+)
 # Only these open the storage room, and only these know another framework.
 STORAGE_USERS = (*DOORS, "spillgrad.storage", "spillgrad.inspection", "spillgrad_tools")
 FRAMEWORK_USERS = (

@@ -12,7 +12,7 @@ from spillgrad.data.token_dataset import TokenDataset
 from spillgrad.errors import ArgumentError, DataError
 
 _BYTES = 256
-# A long text is tokenized in parts, because each token takes some hundred bytes meanwhile. A part overlaps the next one.
+# A long text is tokenized in parts, because each token takes some hundred bytes meanwhile. A part overlaps the next.
 # Where so many tokens are the same in both, it no longer matters where the second one began.
 _PART, _OVERLAP, _IN_STEP = 2**16, 2**12, 16
 _PARTS_AT_ONCE = 8
@@ -26,7 +26,7 @@ class _Part(NamedTuple):
 
     def meets(self, following: "_Part") -> tuple[int, int] | None:
         """Return the numbers of a token in this part and in the next one, from which on both are the same."""
-        head = {}
+        head: dict[tuple[int, int], int] = {}
         for number, (start, end) in enumerate(following.spans):
             if start >= _OVERLAP:
                 break

@@ -24,6 +24,7 @@ from spillgrad import dtypes
 from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.errors import CheckpointError, MissingFileError
 from spillgrad.ops import inplace
+from spillgrad.storage.disk.file_part import FilePart, FileState
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.optim import CHUNK
 from spillgrad_kernels.memory import buffers
@@ -47,13 +48,19 @@ _MAX_DIMENSIONS = 64
 
 
 class StoredTensor:
-    """A tensor in a file; converting it to a NumPy array reads it into new memory."""
+    """A tensor in a file; converting it to a NumPy array reads it into new memory.
 
-    def __init__(self, path: Path, dtype: dtypes.DType, shape: tuple[int, ...], offset: int) -> None:
+    With a `state`, that of the file when its header was read, an offloaded tensor may be read there when it is used.
+    """
+
+    def __init__(
+        self, path: Path, dtype: dtypes.DType, shape: tuple[int, ...], offset: int, state: FileState | None = None
+    ) -> None:  # fmt: skip
         self.path = path
         self.dtype = dtype
         self.shape = shape
         self.offset = offset
+        self.part = None if state is None else FilePart(os.fspath(path), state, offset, dtype, shape)
         self.nbytes = math.prod(shape) * dtype.itemsize
 
     @property
@@ -83,8 +90,11 @@ class StoredTensor:
     def copy_to(self, tensor: Tensor) -> None:
         """Read this tensor into `tensor`, in place.
 
-        This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype.
+        This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype. Nothing is
+        read if `tensor` can be read in the file whenever it is used.
         """
+        if self.part is not None and tensor.read_in_place(self.part):
+            return
         with no_grad():
             if tensor.numpy_dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:
                 inplace.copy_(tensor, self)
@@ -306,17 +316,19 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def read(path: Path) -> dict[str, StoredTensor]:
+def read(path: Path, in_place: bool = False) -> dict[str, StoredTensor]:
     """Return the tensors of a file, or of the sharded checkpoint whose index is at `path`, without reading them.
 
+    With `in_place`, offloaded tensors to which they are copied may be read in the files whenever they are used.
     Raises CheckpointError if a file is missing, damaged or of another format.
     """
-    return _read_index(path) if path.name.endswith(".index.json") else _read_file(path)
+    return _read_index(path, in_place) if path.name.endswith(".index.json") else _read_file(path, in_place)
 
 
-def _read_file(path: Path) -> dict[str, StoredTensor]:
+def _read_file(path: Path, in_place: bool = False) -> dict[str, StoredTensor]:
     try:
         with open_for_reading(path) as file:
+            state = FileState.of(file.fileno()) if in_place else None
             start = file.read(START_BYTES)
         refuse_pickles(start, str(path))
         offset = 8 + int.from_bytes(start[:8], "little")
@@ -327,7 +339,7 @@ def _read_file(path: Path) -> dict[str, StoredTensor]:
             for name in file.offset_keys():
                 part = file.get_slice(name)
                 dtype, shape = known_layout(part.get_dtype(), part.get_shape(), f"'{name}' in {path}")
-                found[name] = StoredTensor(path, dtype, shape, offset)
+                found[name] = StoredTensor(path, dtype, shape, offset, state)
                 offset += found[name].nbytes
     except (OSError, SafetensorError) as error:
         raise damaged(path, reason(error)) from error
@@ -364,11 +376,11 @@ def refuse_pickles(start: bytes, name: str) -> None:
         )
 
 
-def _read_index(path: Path) -> dict[str, StoredTensor]:
+def _read_index(path: Path, in_place: bool) -> dict[str, StoredTensor]:
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise damaged(path, "it has no weight_map")
-    files = {file: _read_file(path.parent / Path(file).name) for file in dict.fromkeys(weight_map.values())}
+    files = {file: _read_file(path.parent / Path(file).name, in_place) for file in dict.fromkeys(weight_map.values())}
     missing = [f"{name} ({file})" for name, file in weight_map.items() if name not in files[file]]
     if missing:
         raise damaged(path, f"the files lack tensors it names: {', '.join(missing)}")

@@ -15,7 +15,7 @@ import numpy as np
 from spillgrad.errors import CheckpointError
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
-from spillgrad.models.attended import KeyValueCache, LayerCache, attend, visible_keys
+from spillgrad.models.attended import KeyValueCache, LayerCache, first_keys
 from spillgrad.models.decoder_config import DecoderConfig
 from spillgrad.models.families import FULL, SLIDING
 from spillgrad.models.language_model import LanguageModel, tied_head
@@ -28,6 +28,7 @@ from spillgrad.nn.module import Module
 from spillgrad.nn.normalization import RMSNorm
 from spillgrad.ops import activations, creation
 from spillgrad.ops.arithmetic import add, mul
+from spillgrad.ops.causal_attention import causal_attention
 from spillgrad.ops.normalization import rms_norm
 from spillgrad.tensor import Tensor
 
@@ -76,7 +77,7 @@ class Attention(Module):
         self.is_fused, self.normalizes = family.fused, family.qk_norm
 
     def forward(
-        self, x: Tensor, rotation: Rotation, visible: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, rotation: Rotation, first_keys: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         batch, length, _ = x.shape
         parts = self.qkv_proj(x).split(self.split, -1) if self.is_fused else (
@@ -89,7 +90,7 @@ class Attention(Module):
         if cache is not None:
             k, v = cache.extend(k, v)
         dropout = self.attention_dropout if self.training else 0.0
-        heads = attend(q, k, v, visible, self.scale, dropout, self.softcap)
+        heads = causal_attention(q, k, v, first_keys, dropout, self.scale, self.softcap)
         return self.o_proj(heads.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
 
 
@@ -142,9 +143,9 @@ class Block(Module):
             self.post_feedforward_layernorm = _norm(config, width)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, visible: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, rotation: Rotation, first_keys: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x), rotation, visible, cache)
+        attended = self.self_attn(self.input_layernorm(x), rotation, first_keys, cache)
         if not self.norms_results:
             x = x + attended
             return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
@@ -197,8 +198,8 @@ class Transformer(Module):
         rotations, seen = {}, {}
         for kind in dict.fromkeys(types):
             rotations[kind] = rotation_at(positions, _angles(config, kind, lengths), x)
-            mask = visible_keys(queries, keys, config.sliding_window if kind == SLIDING else None, starts)
-            seen[kind] = None if mask is None else creation.tensor(mask, device=x.device)
+            first = first_keys(queries, keys, config.sliding_window if kind == SLIDING else None, starts)
+            seen[kind] = None if first is None else creation.tensor(first, device=x.device)
         for number, (block, kind) in enumerate(zip(self.layers, types, strict=True)):
             x = block(x, rotations[kind], seen[kind], None if cache is None else cache.layers[number])
         result: Tensor = self.norm(x)

@@ -179,7 +179,7 @@ def _of_checkpoint(
     file = safetensors_io.find(version, MODEL)
     if file is None:
         raise safetensors_io.damaged(version, f"it lacks {MODEL}.safetensors")
-    saved = safetensors_io.read(file)
+    saved = safetensors_io.read(file, in_place=True)
     own: dict[str, Stored] = {name: tensor for name, tensor in saved.items() if not name.endswith(_LORA)}
     description = _description(root, state)
     alphas, dropout = _alphas(root, state, len(saved) != len(own))

@@ -26,7 +26,7 @@ DTYPES = ("float32", "bfloat16", "float16", "q8_0")
 GGUF_SUFFIX = ".gguf"
 # Marks the safetensors files of an export, which another export may replace.
 _MARK = "spillgrad_export"
-_METADATA = {_MARK: __version__}
+METADATA = {_MARK: __version__}
 
 
 def export(
@@ -102,7 +102,7 @@ def export(
         chosen = _format(model, place, format, merge)
         if dtype == "q8_0" and chosen != "gguf":
             raise ArgumentError(f"export: got dtype q8_0, which files of the format gguf alone have, for {chosen}")
-        _require_free(place, model, chosen, overwrite)
+        require_free(place, model, chosen, overwrite)
         folder = model.tokenizer() if tokenizer is None else _tokenizer(tokenizer)
         if chosen == "peft":
             _write_peft(place, model, dtype)
@@ -216,7 +216,7 @@ def to_peft(
     tensors = peft_folder.named(adapters)
     dropout = next(iter(found.values())).lora_dropout.p
     with replacing(place, _total(tensors)) as new:
-        peft_folder.write(new, adapters, os.fspath(base), others, tensors, _METADATA, dropout)
+        peft_folder.write(new, adapters, os.fspath(base), others, tensors, METADATA, dropout)
     return place
 
 
@@ -252,7 +252,7 @@ def _tokenizer(place: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def _require_free(place: Path, model: ExportedModel, chosen: str, overwrite: bool) -> None:
+def require_free(place: Path, model: ExportedModel, chosen: str, overwrite: bool) -> None:
     """Raise ArgumentError if an export to this place would remove what it reads, or what is not to be replaced."""
     for read in (model.path, model.base):
         if read is not None and (place == read.resolve() or place in read.resolve().parents):
@@ -313,7 +313,7 @@ def _write_peft(place: Path, model: ExportedModel, dtype: str | None) -> None:
     others = [path for path in layers if path not in adapted]
     base = None if model.base is None else folder_of(model.base)
     with replacing(place, _total(tensors)) as new:
-        peft_folder.write(new, model.adapters, str(base), others, tensors, _METADATA, model.dropout)
+        peft_folder.write(new, model.adapters, str(base), others, tensors, METADATA, model.dropout)
 
 
 def _write_safetensors(
@@ -326,12 +326,13 @@ def _write_safetensors(
     config = {key: value for key, value in model.description.items() if key != "dtype"} | {"torch_dtype": dtype}
     with replacing(place, _total(tensors)) as new:
         new.mkdir()
-        safetensors_io.write(new, MODEL, tensors, max_shard_bytes, safetensors_io.write_tensors, _METADATA)
+        safetensors_io.write(new, MODEL, tensors, max_shard_bytes, safetensors_io.write_tensors, METADATA)
         safetensors_io.write_json(new / CONFIG, config)
-        _copy_tokenizer(tokenizer, new)
+        copy_tokenizer(tokenizer, new)
 
 
-def _copy_tokenizer(tokenizer: Path | None, new: Path) -> None:
+def copy_tokenizer(tokenizer: Path | None, new: Path) -> None:
+    """Copy a tokenizer's files, if there are any, to a new folder. Raises OSError."""
     for name in TOKENIZER_FILES:
         if tokenizer is not None and (tokenizer / name).is_file():
             copy(tokenizer / name, new / name)

@@ -16,7 +16,7 @@ from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
-from spillgrad.models.attended import KeyValueCache, LayerCache, attend, visible_keys
+from spillgrad.models.attended import KeyValueCache, LayerCache, first_keys
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
@@ -26,6 +26,7 @@ from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.module import Module
 from spillgrad.nn.normalization import LayerNorm
 from spillgrad.ops import creation
+from spillgrad.ops.causal_attention import causal_attention
 from spillgrad.tensor import Tensor
 
 
@@ -155,7 +156,7 @@ class Attention(Module):
         self.resid_dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, residual: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None
+        self, x: Tensor, residual: Tensor, first_keys: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         batch, length, width = x.shape
         q, k, v = (
@@ -164,7 +165,7 @@ class Attention(Module):
         )
         if cache is not None:
             k, v = cache.extend(k, v)
-        heads = attend(q, k, v, visible, dropout_p=self.attention_dropout if self.training else 0.0)
+        heads = causal_attention(q, k, v, first_keys, self.attention_dropout if self.training else 0.0)
         return _add_to(residual, heads.transpose(1, 2).reshape(batch, length, width), self.c_proj, self.resid_dropout)
 
 
@@ -191,8 +192,8 @@ class Block(Module):
         self.ln_2 = LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, visible: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
-        x = self.attn(self.ln_1(x), x, visible, cache)
+    def forward(self, x: Tensor, first_keys: Tensor | None = None, cache: LayerCache | None = None) -> Tensor:
+        x = self.attn(self.ln_1(x), x, first_keys, cache)
         x = self.mlp(self.ln_2(x), x)
         return x
 
@@ -218,11 +219,11 @@ class Transformer(Module):
         before = 0 if cache is None else cache.length
         positions: Any = np.arange(before, before + queries)
         positions = creation.tensor(positions if starts is None else positions - starts, device=idx.device)
-        mask = visible_keys(queries, before + queries, None, starts)
-        visible = None if mask is None else creation.tensor(mask, device=idx.device)
+        first = first_keys(queries, before + queries, None, starts)
+        seen = None if first is None else creation.tensor(first, device=idx.device)
         x = self.drop(self.wte(idx) + self.wpe(positions))
         for number, block in enumerate(self.h):
-            x = block(x, visible, None if cache is None else cache.layers[number])
+            x = block(x, seen, None if cache is None else cache.layers[number])
         result: Tensor = self.ln_f(x)
         return result
 

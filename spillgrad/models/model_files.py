@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spillgrad.errors import CheckpointError
 from spillgrad.files import safetensors_io
@@ -31,7 +32,7 @@ class ModelFiles:
     config : GPTConfig or DecoderConfig
         The model's config.
     weight_bytes : int
-        The memory of its weights, in float32.
+        The memory of its weights: quantized ones as they are in files, others in float32.
     tokenizer : Path or None
         The folder of its tokenizer, if there is one.
     stop_tokens : tuple of int
@@ -92,9 +93,9 @@ def describe(path: str | os.PathLike[str], base: str | os.PathLike[str] | None =
         weights = layout.own_weights(dict(found.tensors))  # type: ignore[arg-type]
         if getattr(config, "tie_word_embeddings", True):
             weights.pop("lm_head.weight", None)
-        elements = sum(math.prod(tensor.shape) for tensor in weights.values())
+        nbytes = sum(map(_ram_bytes, weights.values()))
         tokenizer = found.tokenizer()
-        return ModelFiles(root, where, config, 4 * elements, tokenizer, _stop_tokens(found, tokenizer))
+        return ModelFiles(root, where, config, nbytes, tokenizer, _stop_tokens(found, tokenizer))
 
     return with_model(root, where, described)
 
@@ -133,8 +134,14 @@ def _merged(found: ExportedModel) -> LanguageModel:
         return model
     load_into(model, dict(found.changed), strict=False)
     attach(model, found.adapters)
-    merge_lora(model)
+    if not any(hasattr(module, "dequantized") for module in model.modules()):
+        merge_lora(model)
     return model.eval()
+
+
+def _ram_bytes(tensor: Any) -> int:
+    """Return the memory of a tensor in files."""
+    return int(tensor.nbytes) if tensor.dtype.itemsize == 1 else 4 * math.prod(tensor.shape)
 
 
 def _stop_tokens(found: ExportedModel, tokenizer: Path | None) -> tuple[int, ...]:

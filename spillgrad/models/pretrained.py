@@ -10,6 +10,7 @@ from spillgrad.files import safetensors_io
 from spillgrad.files.checkpoint import load_into, require_state
 from spillgrad.files.checkpoint_directory import CONFIG, POINTER, of_current
 from spillgrad.files.safetensors_io import StoredTensor
+from spillgrad.models import quantized_files
 from spillgrad.nn import init
 
 T = TypeVar("T")
@@ -68,13 +69,17 @@ def filled(
     Raises CheckpointError, before anything changes, that lists every tensor that is missing, unexpected or of another
     shape.
     """
-    saved = layout.own_weights(saved)
+    named, matrices = quantized_files.split(saved)
+    saved = layout.own_weights(named)
     if model is None:
         sizes = config or layout.config_of(saved, description, path)
         require_layers(getattr(sizes, layout.layers), saved, path)
-        with init.skipped():
+        with init.skipped(without_memory=bool(matrices)):
             model = layout.kind(sizes)
-    if model.lm_head.weight is model.get_parameter(layout.embedding):
+    if matrices:
+        model = quantized_files.prepare(model, saved, matrices)
+        quantized_files.give_memory(model)
+    if model.lm_head.weight is model.get_submodule(layout.embedding.removesuffix(".weight")).weight:
         saved = _without_tied_head(saved, layout.embedding, path)
     try:
         load_into(model, saved, strict=True)
@@ -93,7 +98,8 @@ def _read(file: Path, is_described: bool) -> tuple[Weights, dict[str, Any] | Non
         raise MissingFileError(
             f"from_safetensors: {file} does not exist; give a .safetensors file, its index, or a folder with them"
         )
-    return safetensors_io.read(file), safetensors_io.read_json(file.with_name(CONFIG)) if is_described else None
+    weights = safetensors_io.read(file, in_place=True)
+    return weights, safetensors_io.read_json(file.with_name(CONFIG)) if is_described else None
 
 
 def _file_in(folder: Path) -> Path:

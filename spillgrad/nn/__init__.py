@@ -24,6 +24,8 @@ from spillgrad.nn.normalization import *
 from spillgrad.nn.padding import *
 from spillgrad.nn.parameter import *
 from spillgrad.nn.pooling import *
+from spillgrad.nn.quantize import *
+from spillgrad.nn.quantized import *
 from spillgrad.nn.rearrange import *
 from spillgrad.nn.rnn import *
 from spillgrad.nn.transformer import *

@@ -7,7 +7,7 @@ from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import creation, embedding
+from spillgrad.ops import embedding
 from spillgrad.tensor import Tensor
 
 __all__ = ["Embedding", "EmbeddingBag"]
@@ -43,7 +43,9 @@ class _Table(Module):
                 f"{(num_embeddings, embedding_dim)}"
             )
         table = (
-            creation.empty(num_embeddings, embedding_dim, device=device, dtype=dtype) if _weight is None else _weight
+            init.uninitialised(num_embeddings, embedding_dim, device=device, dtype=dtype)
+            if _weight is None
+            else _weight
         )
         self.weight = Parameter(table, requires_grad=not _freeze)
         self.weight.exact_state = True  # rows that are seldom used have large gradients when they are

@@ -2,6 +2,7 @@
 
 from spillgrad.ops.activations import *
 from spillgrad.ops.attention import *
+from spillgrad.ops.causal_attention import *
 from spillgrad.ops.channel_norm import *
 from spillgrad.ops.conv import *
 from spillgrad.ops.ctc import *

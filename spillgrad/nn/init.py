@@ -51,20 +51,42 @@ _GAINS = {**dict.fromkeys(_LINEAR, 1.0), "sigmoid": 1.0, "tanh": 5 / 3, "relu": 
 
 
 class _Skipping(threading.local):
-    now = False
+    now = values_come = without_memory = False
 
 
 _skipping = _Skipping()
 
 
 @contextlib.contextmanager
-def skipped() -> Iterator[None]:
-    """Context manager: skip the initialisation of weights in this thread, because they are loaded afterwards."""
-    former, _skipping.now = _skipping.now, True
+def skipped(loads_all: bool = True, without_memory: bool = False) -> Iterator[None]:
+    """Context manager: skip the initialisation of weights in this thread.
+
+    With `loads_all`, all parameters that modules register are loaded afterwards: their values are not used. With
+    `without_memory`, weights of linear layers and tables do not even get memory: see `uninitialised`.
+    """
+    former = _skipping.now, _skipping.values_come, _skipping.without_memory
+    _skipping.now, _skipping.values_come, _skipping.without_memory = True, loads_all, without_memory
     try:
         yield
     finally:
-        _skipping.now = former
+        _skipping.now, _skipping.values_come, _skipping.without_memory = former
+
+
+def values_come_later() -> bool:
+    """Return whether the parameters that this thread's modules register are loaded afterwards."""
+    return _skipping.values_come
+
+
+def uninitialised(*shape: int, device: Any = None, dtype: Any = None) -> Tensor:
+    """Return a new tensor for a weight; one element for all of them where weights get no memory."""
+    if _skipping.without_memory and len(shape) == 2:
+        return creation.empty(1, 1, device=device, dtype=dtype).expand(*shape)  # type: ignore[no-any-return]
+    return creation.empty(*shape, device=device, dtype=dtype)
+
+
+def lacks_memory(tensor: Tensor) -> bool:
+    """Return whether `uninitialised` gave a tensor no memory of its own."""
+    return not tensor._storage.offloaded and tensor._array.nbytes > tensor._storage.array.nbytes
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:

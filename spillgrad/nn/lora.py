@@ -4,7 +4,6 @@ Source: Hu et al. 2021, "LoRA: low-rank adaptation of large language models", eq
 Hugging Face's peft.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,7 +16,9 @@ from spillgrad.nn.gpt2_linear import Conv1D
 from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.ops import matrix_products
+from spillgrad.nn.quantized import QuantizedConv1D, QuantizedLinear
+from spillgrad.nn.replacing import matches, replaced
+from spillgrad.ops import matrix_products, quantized
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.elementwise import call
 from spillgrad.ops.shape import transpose
@@ -51,13 +52,13 @@ class LoRALayer(Module):
     def __init__(self, base: Module, rank: int, alpha: float | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         vars(self).update(vars(base) | {"_modules": dict(base._modules)})
-        outputs, inputs = self._out_in(self.weight).shape
+        outputs, inputs = self._sizes()
         self.rank = rank
         self.alpha = rank if alpha is None else alpha
         self.scaling = self.alpha / rank
         self.merged = False
         self.lora_dropout = Dropout(dropout)
-        like = {"device": self.weight.device, "dtype": self.weight.dtype}
+        like = {"device": self.weight.device, "dtype": self._adapters_dtype()}
         self.lora_A = Linear(inputs, rank, bias=False, **like)  # U(±1/√inputs), Kaiming's with a=√5
         self.lora_B = Linear(rank, outputs, bias=False, **like)
         init.zeros_(self.lora_B.weight)
@@ -67,6 +68,18 @@ class LoRALayer(Module):
     def _out_in(weight: Tensor) -> Tensor:
         """Convert between the weight's shape and (outputs, inputs), in either direction; return a view."""
         return weight
+
+    def _sizes(self) -> tuple[int, ...]:
+        """Return the numbers of outputs and of inputs."""
+        return self._out_in(self.weight).shape
+
+    def _adapters_dtype(self) -> Any:
+        """Return the dtype that adapters begin with."""
+        return self.weight.dtype
+
+    def _base(self, x: Tensor) -> Tensor:
+        """Return the product of `x` and the weight, plus the bias."""
+        return matrix_products.linear(x, self._out_in(self.weight), self.bias)
 
     def merge(self) -> None:
         """Add scaling · B · A to the weight, so that forward costs no more than without adapters."""
@@ -101,7 +114,7 @@ class LoRALayer(Module):
 
     def _product(self, x: Tensor) -> Tensor:
         """Return the product of `x` and the weight, plus the bias, plus the adapters' result for `x` unless merged."""
-        base = matrix_products.linear(x, self._out_in(self.weight), self.bias)
+        base = self._base(x)
         if self.merged:
             if self.training and is_recording() and self.lora_A.weight.requires_grad:
                 raise GraphError(
@@ -160,7 +173,7 @@ class LoRALinear(LoRALayer):
         Probability of dropping an element of the adapters' input.
     """
 
-    base_class = Linear
+    base_class: ClassVar[type[Module]] = Linear
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's result.
@@ -198,7 +211,7 @@ class LoRAConv1D(LoRALayer):
         Probability of dropping an element of the adapters' input.
     """
 
-    base_class = Conv1D
+    base_class: ClassVar[type[Module]] = Conv1D
     activation: str | None
 
     @staticmethod
@@ -231,7 +244,45 @@ class LoRAConv1D(LoRALayer):
         return result if residual is None else add(residual, result)
 
 
-_LAYERS: tuple[type[LoRALayer], ...] = (LoRALinear, LoRAConv1D)
+class _OverQuantized(LoRALayer):
+    """What differs where the frozen weight is quantized."""
+
+    _matrix: Any
+    dtype: Any
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self._matrix().shape  # type: ignore[no-any-return]
+
+    def _adapters_dtype(self) -> Any:
+        return self.dtype
+
+    def _base(self, x: Tensor) -> Tensor:
+        return quantized.linear(x, self._matrix(), self.bias)
+
+    def _shift(self, scaling: float) -> None:
+        raise GraphError(
+            f"{type(self).__name__}: got merge() with a quantized weight, which cannot hold the sum; call "
+            "dequantize(model) first, or keep the adapters beside it"
+        )
+
+
+class LoRAQuantizedLinear(_OverQuantized, LoRALinear):
+    """A `LoRALinear` with a quantized weight; `merge` raises GraphError."""
+
+    base_class = QuantizedLinear
+    _matrix, _exact = QuantizedLinear._matrix, QuantizedLinear._exact
+    dequantized = QuantizedLinear.dequantized
+
+
+class LoRAQuantizedConv1D(_OverQuantized, LoRAConv1D):
+    """A `LoRAConv1D` with a quantized weight; `merge` raises GraphError."""
+
+    base_class = QuantizedConv1D
+    _matrix, _exact = QuantizedConv1D._matrix, QuantizedConv1D._exact
+    dequantized = QuantizedConv1D.dequantized
+
+
+_LAYERS: tuple[type[LoRALayer], ...] = (LoRALinear, LoRAConv1D, LoRAQuantizedLinear, LoRAQuantizedConv1D)
 
 
 def lora(
@@ -325,7 +376,7 @@ def _adapted(model: Module, options: Mapping[str, AdapterOptions]) -> Module:
     model.requires_grad_(False)
     model.zero_grad()
     layers = {base: layer(base, *options[path]) for path, (base, layer) in found.items() if path in options}
-    return _replaced(model, layers)
+    return replaced(model, layers)
 
 
 def merge_lora(model: Module) -> Module:
@@ -341,7 +392,7 @@ def merge_lora(model: Module) -> Module:
     Module
         The model, or its replacement if the model itself was adapted; it is still frozen.
     """
-    return _replaced(model, {layer: layer.unloaded() for _, layer in list(adapted_layers(model))})
+    return replaced(model, {layer: layer.unloaded() for _, layer in list(adapted_layers(model))})
 
 
 def lora_state_dict(model: Module) -> dict[str, Tensor]:
@@ -421,7 +472,7 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
     """Return the paths of the layers to adapt."""
     found, tied = _adaptable(model)
     names = [] if target is None else [target] if isinstance(target, str) else list(target)
-    unknown = [name for name in names if not any(_matches(path, name, isinstance(target, str)) for path in found)]
+    unknown = [name for name in names if not any(matches(path, name, isinstance(target, str)) for path in found)]
     if not found:
         raise ArgumentError(
             f"lora: {type(model).__name__} has no layer that adapters are for{_stay(tied)}; those are "
@@ -434,21 +485,8 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
         )
     if target is None:
         return list(found)
-    return [path for path in found if any(_matches(path, name, isinstance(target, str)) for name in names)]
+    return [path for path in found if any(matches(path, name, isinstance(target, str)) for name in names)]
 
 
 def _stay(tied: Sequence[str]) -> str:
     return f", and with tied weights, which stay as they are, {', '.join(tied)}" if tied else ""
-
-
-def _matches(path: str, name: str, is_pattern: bool) -> bool:
-    return path == name or path.endswith(f".{name}") or (is_pattern and re.fullmatch(name, path) is not None)
-
-
-def _replaced(model: Module, others: Mapping[Module, Module]) -> Module:
-    """Replace each module in `others` by its value, wherever it is registered; return the model or its replacement."""
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and child in others:
-                parent.register_module(name, others[child])
-    return others.get(model, model)

@@ -9,6 +9,7 @@ from spillgrad.autograd.core.grad_mode import no_grad
 from spillgrad.autograd.core.node import HookDict
 from spillgrad.device.device import CPU
 from spillgrad.errors import ArgumentError, DtypeError, OperandError
+from spillgrad.nn import init
 from spillgrad.nn.module_calls import ModuleCalls
 from spillgrad.nn.module_state import ModuleState
 from spillgrad.nn.parameter import Buffer, Parameter
@@ -109,7 +110,7 @@ class Module(ModuleCalls, ModuleState):
     def _new_parameters(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
         """Register uninitialised parameters of given shapes by name; for a shape of None, register None."""
         for name, shape in shapes.items():
-            parameter = None if shape is None else Parameter(creation.empty(shape, device=device, dtype=dtype))
+            parameter = None if shape is None else Parameter(init.uninitialised(*shape, device=device, dtype=dtype))
             self.register_parameter(name, parameter)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -752,10 +753,13 @@ class Module(ModuleCalls, ModuleState):
         return self._convert(lambda tensor: tensor.type(dst_type))
 
     def _convert(self, convert: Callable[[Tensor], Tensor]) -> Self:
+        exact = {id(m._buffers.get(name)) for m in self.modules() for name in m._exact}
         with no_grad():
             for tensor in (*self.parameters(), *self.buffers()):
                 # Both are converted before either is replaced, because the device may have no room for the second.
                 data, grad = convert(tensor.data), None if tensor.grad is None else convert(tensor.grad)
+                if id(tensor) in exact and data.dtype is not tensor.dtype:
+                    data = tensor.data.to(data.device)
                 tensor.grad = None
                 tensor.data = data
                 tensor.grad = grad

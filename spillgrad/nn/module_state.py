@@ -45,6 +45,7 @@ class ModuleState:
     register_parameter: Callable[[str, Parameter | None], None]
     register_buffer: Callable[..., None]
     _optional: ClassVar[frozenset[str]] = frozenset()  # names that a state dict may lack
+    _exact: ClassVar[frozenset[str]] = frozenset()  # names of buffers that keep their dtype
 
     def get_extra_state(self) -> Any:
         """Return further state of this module; `state_dict` includes it if a subclass defines this method.

@@ -20,7 +20,7 @@ from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.grad_mode import decorated, is_recording, no_grad, state
 from spillgrad.autograd.core.node import Edge
 from spillgrad.errors import ArgumentError, DtypeError, SavedTensorError
-from spillgrad.ops.convert import to_dtype
+from spillgrad.ops.convert import edge_as, to_dtype
 from spillgrad.ops.intercept import Interception, without_handler
 from spillgrad.ops.operation import Operation
 from spillgrad.tensor import Tensor
@@ -181,12 +181,15 @@ class Casting(NamedTuple):
                 weakref.ref(argument), _memory_of(argument), storage.version, converted.requires_grad,
                 converted.gradient_edge(), (lambda: converted) if stays else weakref.ref(converted),
             )  # fmt: skip
-        if storage.offloaded:
+        if storage.offloaded and isinstance(converted._storage, CastOf):
             storage.hold(converted)
         return converted
 
 
 def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
+    rounded = parameter.rounded_to(dtype)
+    if rounded is not None:
+        return rounded.alias(edge_as(parameter, dtype))  # type: ignore[no-any-return]
     converted = to_dtype(parameter, dtype)
     converted._storage = CastOf(converted._array, parameter)
     return converted
@@ -196,6 +199,21 @@ def product_dtype(dtype: dtypes.DType) -> dtypes.DType:
     """Return the dtype to which this thread's products convert operands of `dtype`; without `autocast`, `dtype`."""
     casting = state.autocast
     return casting.dtype if casting is not None and dtype in _CONVERTED else dtype
+
+
+def as_operand(parameter: Tensor) -> Tensor:
+    """Return a parameter in the dtype in which this thread's products take it."""
+    casting = state.autocast
+    if casting is None:
+        return parameter
+    with without_handler():
+        return casting._converted(parameter)  # type: ignore[no-any-return]
+
+
+def rounded_for_product(operand: Tensor, dtype: dtypes.DType) -> Tensor:
+    """Return an operand that a product rounds to `dtype` itself; rounded, if a store has it so, with its gradient."""
+    rounded = operand.rounded_to(dtype)
+    return operand if rounded is None else rounded.alias(operand.gradient_edge())
 
 
 def products_are_in(dtype: dtypes.DType, operand: Tensor) -> bool:
@@ -457,4 +475,6 @@ def half_in_autocast(function: _Function) -> _Function:
 
 
 def _as(argument: Any, casting: Casting, sources: frozenset[dtypes.DType], dtype: dtypes.DType) -> Any:
-    return to_dtype(argument, dtype) if casting.is_for(argument, sources) else argument
+    if not casting.is_for(argument, sources):
+        return argument
+    return to_dtype(argument, dtype) if argument.rounded_to(dtype) is None else _parameter_as(argument, dtype)

@@ -4,7 +4,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from spillgrad import data_type, dtypes
+from spillgrad.autograd.core.node import Edge
 from spillgrad.device.device import CPU, CUDA, Device, as_device, moved
 from spillgrad.ops.array_casts import cast
 from spillgrad.ops.declaration import declare
@@ -17,13 +20,25 @@ def gradient_as(g: Tensor, self_dtype: dtypes.DType) -> Tensor:
     return g if g.dtype == self_dtype else _to(g, self_dtype)
 
 
-_to: Callable[..., Tensor] = operation("to_copy", lambda self, dtype: cast(self, dtype), self=gradient_as)
+_cast = operation("to_copy", lambda self, dtype: cast(self, dtype), self=gradient_as)
+_to: Callable[..., Tensor] = _cast
 _clone: Callable[..., Tensor] = operation("clone", lambda self: cast(self, self.dtype), self=lambda g: g)
 
 
 _to_device: Callable[..., Tensor] = operation(
     "to_copy", lambda self, device: moved(self, device), self=lambda g, device: to_device(g, _other(device))
 )
+
+
+def edge_as(tensor: Tensor, dtype: dtypes.DType) -> Edge:
+    """Record a conversion of a tensor that is made elsewhere; return the edge of its result. Read no memory."""
+    like = Tensor.wrap(_without_memory(tensor.shape, tensor.numpy_dtype))
+    like.connect(tensor.gradient_edge())
+    return _cast.computed((like, dtype), _without_memory(tensor.shape, dtype)).gradient_edge()
+
+
+def _without_memory(shape: tuple[int, ...], dtype: dtypes.DType) -> np.ndarray:
+    return np.broadcast_to(np.empty((), dtype), shape)
 
 
 def _other(device: Device) -> Device:

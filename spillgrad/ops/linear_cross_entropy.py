@@ -11,7 +11,7 @@ from spillgrad.autograd.core.grad_mode import is_recording, state
 from spillgrad.errors import ArgumentError, ShapeError
 from spillgrad.ops.arithmetic import div, mul
 from spillgrad.ops.array_casts import as_own, cast, on_floats, require_floats
-from spillgrad.ops.autocast import float32_in_autocast, products_are_in
+from spillgrad.ops.autocast import float32_in_autocast, products_are_in, rounded_for_product
 from spillgrad.ops.broadcast import expand_to
 from spillgrad.ops.convert import to_dtype
 from spillgrad.ops.losses import IGNORE_INDEX, check_classes, cross_entropy_composed
@@ -41,7 +41,7 @@ def _linear_cross_entropy_losses(
 ) -> np.ndarray:  # fmt: skip
     """Return the loss of each row if `divisor` is None, otherwise the sum of the losses divided by `divisor`.
 
-    With `in_bfloat16`, the products round their operands, which are float32, to bfloat16.
+    With `in_bfloat16`, the products round their operands, which are float32, to bfloat16; a weight may be rounded.
     """
 
     def losses(input: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
@@ -78,7 +78,8 @@ def _operands(input: np.ndarray, weight: np.ndarray, in_bfloat16: bool) -> tuple
     """Return the operands as the kernels take them: with `in_bfloat16`, as the bits of bfloat16 numbers."""
     if not in_bfloat16:
         return input, weight
-    return cast(input, dtypes.bfloat16).view(np.uint16), cast(weight, dtypes.bfloat16).view(np.uint16)
+    input, weight = (x if x.dtype == dtypes.bfloat16 else cast(x, dtypes.bfloat16) for x in (input, weight))
+    return input.view(np.uint16), weight.view(np.uint16)
 
 
 def _count_of_targets(target: np.ndarray, ignore_index: int) -> _Count:
@@ -141,7 +142,7 @@ def _linear_cross_entropy_fused(
 
 
 def _rounded(tensor: Tensor) -> Tensor:
-    return to_dtype(to_dtype(tensor, dtypes.bfloat16), tensor.numpy_dtype)
+    return to_dtype(to_dtype(tensor, dtypes.bfloat16), dtypes.float32)
 
 
 def _linear_cross_entropy_composed(
@@ -249,6 +250,8 @@ def _linear_cross_entropy_of_floats(
             f"{input.shape[:-1]}"
         )
     check_classes(name, target, weight.shape[0], ignore_index)
+    if in_bfloat16:
+        weight = rounded_for_product(weight, dtypes.bfloat16)
     rows, places = reshape(input, (target.numel(), input.shape[-1])), reshape(target, (target.numel(),))
     options = (ignore_index, float(label_smoothing), in_bfloat16)
     if reduction == "none":

@@ -7,6 +7,7 @@ from spillgrad.optim import lr_scheduler, swa_utils
 from spillgrad.optim.adafactor import Adafactor
 from spillgrad.optim.adam import Adam, Adamax, AdamW, NAdam, RAdam
 from spillgrad.optim.adaptive import ASGD, Adadelta, Adagrad, RMSprop, Rprop
+from spillgrad.optim.apollo import APOLLOAdamW
 from spillgrad.optim.lbfgs import LBFGS
 from spillgrad.optim.lion import Lion
 from spillgrad.optim.muon import Muon
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 _MODULES = ("adadelta", "adagrad", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop")
 
 __all__ = [
-    "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Lion", "Muon", "NAdam",
-    "Optimizer", "RAdam", "RMSprop", "Rprop", "SparseAdam", "lr_scheduler", "swa_utils", *_MODULES,
+    "APOLLOAdamW", "ASGD", "LBFGS", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Lion",
+    "Muon", "NAdam", "Optimizer", "RAdam", "RMSprop", "Rprop", "SparseAdam", "lr_scheduler", "swa_utils", *_MODULES,
 ]  # fmt: skip
 
 

@@ -83,20 +83,25 @@ class Adafactor(Optimizer):
                 "optimizer"
             )
 
-    def state_tensors(self, group: Group) -> int:
-        """Return how many tensors of a parameter's size the state of each parameter of a group will hold.
+    def state_bytes(self, param: Tensor, group: Group) -> int:
+        """Return how many bytes the state of a parameter will hold.
 
         Parameters
         ----------
+        param : Tensor
+            The parameter.
         group : dict
             Options of the group.
 
         Returns
         -------
         int
-            The number.
+            Those of a row and a column of each matrix; of a vector, its own.
         """
-        return 1  # of vectors; of others less
+        if param.ndim < 2 or not param.numel():
+            return int(param.nbytes)
+        rows, columns = param.shape[-2:]
+        return int(param.nbytes // (rows * columns) * (rows + columns))
 
     def update(self, param: Tensor, grad: Tensor, state: State, group: Group) -> None:
         """Update one parameter in place.

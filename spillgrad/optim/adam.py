@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
-from spillgrad.optim.formula_optimizer import Accepted, AcceptedWithState, FormulaOptimizer
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, FormulaOptions
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
@@ -116,8 +116,8 @@ class Adam(_Moments):
         **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         options = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay}
-        given: AcceptedWithState = {**accepted, "state": state, "keep_exact": keep_exact}
-        super().__init__(params, lr, betas, eps, weight_decay, maximize, given, **options)
+        taken: FormulaOptions = {**accepted, "state": state, "keep_exact": keep_exact}
+        super().__init__(params, lr, betas, eps, weight_decay, maximize, taken, **options)
 
     def function(self, group: Group) -> Callable[..., Update]:
         """Return the function that makes the updates of a group's parameters.

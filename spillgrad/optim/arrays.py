@@ -5,18 +5,47 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spillgrad.errors import GraphError, ShapeError
+from spillgrad import dtypes
+from spillgrad.errors import GraphError, ShapeError, UnsupportedError
 from spillgrad.ops.complex_views import as_pairs
 from spillgrad.ops.placement import require_one_device
 from spillgrad.optim.state_formats import EncodedState
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import optim as kernels
+from spillgrad_kernels.cpu.stochastic_rounding import round_stochastically
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.optim import Update, maximizing
 from spillgrad_kernels.tables.state_codes import Encoded
 
+# The most tensors that an update changes: of a parameter and its state.
+_SLOTS = 8
 # Updates that need copies are collected until the copies take this much memory.
 _COPIES_BYTES = 16 << 20
+
+
+class Rounding(NamedTuple):
+    """How bfloat16 results of an update are rounded at random.
+
+    `parameter` is the parameter's number in the optimizer, `step` that of its update, and `first` the number of the
+    first element, where a piece of a parameter is updated.
+    """
+
+    seed: int
+    parameter: int
+    step: int
+    first: int
+
+    def round(self, values: np.ndarray, target: np.ndarray, slot: int) -> None:
+        """Overwrite `target`, the parameter (of slot 0) or a tensor of its state, with rounded float32 values."""
+        if not isinstance(target, np.ndarray):
+            raise UnsupportedError(
+                "step: got a bfloat16 parameter on a CUDA device; updates are rounded at random on the CPU alone"
+            )
+        rounded = target if target.flags.c_contiguous else np.empty(target.shape, target.dtype)
+        stream = (self.parameter * _SLOTS + slot) % (1 << 32)
+        round_stochastically(values, rounded, self.first, self.seed, stream, self.step % (1 << 32))
+        if rounded is not target:
+            np.copyto(target, rounded)
 
 
 class Pending(NamedTuple):
@@ -32,19 +61,20 @@ class Pending(NamedTuple):
     state: Sequence[Tensor | EncodedState | None]
     options: tuple[float, ...]
     maximize: bool = False  # step along the gradient, not against it
+    rounding: Rounding | None = None  # of bfloat16 tensors; by default, to nearest
 
 
 class _Batch:
     """Pending updates that run in one launch."""
 
     def __init__(self) -> None:
-        self._updates: list[tuple[Update, list[Tensor]]] = []
+        self._updates: list[tuple[Update, list[Tensor], Rounding | None]] = []
         self._changed: set[Any] = set()
         self._copied_bytes = 0
 
     def add(self, update: Pending) -> None:
         """Add an update; first run the others if they change the same memory or if the copies would be too large."""
-        kernel, param, grad, state, options, maximize = update
+        kernel, param, grad, state, options, maximize, rounding = update
         if param.is_complex():
             param, grad = _parts(param), _parts(grad)
             state = [_parts(tensor) if isinstance(tensor, Tensor) else tensor for tensor in state]
@@ -69,7 +99,7 @@ class _Batch:
             raise ShapeError(str(error)) from error
         if maximize:
             made = made._replace(formula=maximizing(made.formula))
-        self._updates.append((made, tensors))
+        self._updates.append((made, tensors, rounding))
         self._changed.update(storages)
         for original, array in zip(given, arrays, strict=True):
             if array is not None and array is not original:
@@ -81,14 +111,16 @@ class _Batch:
         """Run the pending updates, and count a change of each tensor."""
         updates, self._updates, self._changed, self._copied_bytes = self._updates, [], set(), 0
         # The memory of an offloaded tensor is stored again as soon as nothing refers to it.
-        held = [tensor._array for _, tensors in updates for tensor in tensors]
-        for _, tensors in updates:
+        held = [tensor._array for _, tensors, _ in updates for tensor in tensors]
+        for _, tensors, _ in updates:
             for tensor in tensors:
                 tensor._storage.begin_change()
-        kernels.run([update for update, _ in updates])
-        for update, tensors in updates:
-            for tensor, array in zip(tensors, _unpacked(update.param, update.state), strict=True):
-                if array is not tensor._array:
+        kernels.run([update for update, _, _ in updates])
+        for update, tensors, rounding in updates:
+            for slot, (tensor, array) in enumerate(zip(tensors, _unpacked(update.param, update.state), strict=True)):
+                if array is not tensor._array and rounding is not None and tensor.numpy_dtype == dtypes.bfloat16:
+                    rounding.round(array, tensor._array, slot)
+                elif array is not tensor._array:
                     tensor._array[...] = array
         del held
 

@@ -1,5 +1,6 @@
 """The base of optimizers that update every element by a formula."""
 
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypedDict, Unpack
 
@@ -23,8 +24,8 @@ class Accepted(TypedDict, total=False):
     differentiable: bool
 
 
-class AcceptedWithState(Accepted, total=False):
-    """The format of the state, too, which optimizers without other formats refuse."""
+class FormulaOptions(Accepted, total=False):
+    """The options of every `FormulaOptimizer`: PyTorch's, and those of state in fewer bits."""
 
     state: str
     keep_exact: bool
@@ -43,9 +44,9 @@ class FormulaOptimizer(Optimizer):
     encodable: ClassVar[Mapping[str, bool]] = {}
     own_options = frozenset({"state", "keep_exact"})
 
-    def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[AcceptedWithState]) -> None:
+    def __init__(self, params: ParameterList, defaults: dict[str, Any], **accepted: Unpack[FormulaOptions]) -> None:
         name = type(self).__name__
-        unknown = sorted(accepted.keys() - AcceptedWithState.__annotations__.keys())
+        unknown = sorted(accepted.keys() - FormulaOptions.__annotations__.keys())
         if unknown:
             raise TypeError(f"{name}.__init__() got an unexpected keyword argument '{unknown[0]}'")
         if accepted.get("differentiable"):
@@ -343,6 +344,32 @@ class FormulaOptimizer(Optimizer):
             The number.
         """
         return len(self.state_names(group))
+
+    def round_stochastically(self, seed: int) -> None:
+        """Round updated bfloat16 parameters, and their bfloat16 state, up or down at random, not to nearest.
+
+        A change of less than half a unit in the last place is then lost in most updates, but not in the mean of many.
+        Updates are computed in float32. Other dtypes are not affected. Each number depends on the seed, the parameter's
+        number, the update's and the element's alone.
+
+        Parameters
+        ----------
+        seed : int
+            Seed of the random numbers, which becomes the option "rounding_seed" of all groups.
+
+        Examples
+        --------
+        >>> import spillgrad as sg
+        >>> weight = sg.nn.Parameter(sg.ones(4096, dtype=sg.bfloat16))
+        >>> optimizer = sg.optim.SGD([weight], lr=0.001)  # to nearest, 1 - 0.001 is 1 again
+        >>> optimizer.round_stochastically(seed=0)
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> round(weight.to(sg.float32).mean().item(), 3)
+        0.999
+        """
+        for options in (self.defaults, *self.param_groups):
+            options["rounding_seed"] = operator.index(seed)
 
     def begin(self, param: Tensor, state: State, group: Group) -> None:
         """Make the state of a parameter.

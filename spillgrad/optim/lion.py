@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Unpack
 
-from spillgrad.optim.formula_optimizer import Accepted, AcceptedWithState, FormulaOptimizer
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, FormulaOptions
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad_kernels.tables import optim as updates
 from spillgrad_kernels.tables.optim import Update
@@ -52,8 +52,8 @@ class Lion(FormulaOptimizer):
         keep_exact: bool = True, **accepted: Unpack[Accepted],
     ) -> None:  # fmt: skip
         options = checked_options("Lion", lr=lr, betas=betas, weight_decay=weight_decay)
-        given: AcceptedWithState = {**accepted, "state": state, "keep_exact": keep_exact}
-        super().__init__(params, {**options, "maximize": maximize}, **given)
+        taken: FormulaOptions = {**accepted, "state": state, "keep_exact": keep_exact}
+        super().__init__(params, {**options, "maximize": maximize}, **taken)
 
     def function(self, group: Group) -> Callable[..., Update]:
         """Return the function that makes the updates of a group's parameters.

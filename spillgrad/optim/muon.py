@@ -140,13 +140,22 @@ class Muon(Optimizer):
 
 
 def _orthogonal(matrix: Tensor, group: Group) -> Tensor:
-    """Return a matrix with the singular vectors of another one, whose singular values are near 1, in bfloat16."""
+    """Return a matrix with the singular vectors of another one, whose singular values are near 1.
+
+    They are numbers of bfloat16.
+    """
     a, b, c = group["ns_coefficients"]
     is_tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.to("bfloat16")
     x = x.T if is_tall else x
-    x = x / vector_norm(x).clamp(min=group["eps"])
+    x = (x / vector_norm(x).clamp(min=group["eps"])).to("float32")
     for _ in range(group["ns_steps"]):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        gram = _rounded(x @ x.T)
+        x = _rounded(a * x + _rounded(b * gram + c * (gram @ gram)) @ x)
     return x.T if is_tall else x
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Return float32 numbers rounded to bfloat16's, as PyTorch rounds each product once it is added to its addend."""
+    rounded: Tensor = x.to("bfloat16").to("float32")
+    return rounded

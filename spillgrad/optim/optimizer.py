@@ -13,7 +13,7 @@ from spillgrad.distributed.sharded_tensor import ShardedTensor
 from spillgrad.errors import ArgumentError, GraphError, OperandError, StateDictError
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.ops.convert import to_device, to_dtype
-from spillgrad.optim.arrays import Pending, run
+from spillgrad.optim.arrays import Pending, Rounding, run
 from spillgrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class StepContext:
 Step = Callable[..., Any]
 
 # Options that a state dict may lack: that of an optimizer which did not have them yet. Their values then stay.
-_FLAGS = {"amsgrad", "decoupled_weight_decay", "keep_exact", "maximize", "state"}
+_FLAGS = {"amsgrad", "decoupled_weight_decay", "keep_exact", "maximize", "rounding_seed", "state"}
 _HOOKS = ("before step", "after step", "before state_dict", "after state_dict", "before loading", "after loading")
 _of_all = {when: HookDict() for when in _HOOKS[:2]}
 
@@ -362,7 +362,7 @@ class Optimizer:
         int
             The bytes.
         """
-        return param.nbytes * self.state_tensors(group)
+        return int(param.nbytes * self.state_tensors(group))
 
     def elements_each(self, key: str) -> int:
         """Return how many elements of a parameter an element of an entry of its state stands for.
@@ -443,8 +443,18 @@ class Optimizer:
         grad = self.step_context.gradient(param)
         if grad is not None:
             group = self._resolved(param, group)
+            first, seed = 0, group.get("rounding_seed")
             for piece in self.step_context.pieces(param, grad, self.state[param]):
-                yield self._update(*piece, group)
+                pending, (own, _, state) = self._update(*piece, group), piece
+                if pending is not None and seed is not None:
+                    pending = pending._replace(rounding=Rounding(seed, self._number_of(param), _step_of(state), first))
+                first += own.numel()
+                yield pending
+                del pending, own, piece  # nothing may keep a piece in RAM
+
+    def _number_of(self, param: Tensor) -> int:
+        params = (each for group in self.param_groups for each in group["params"])
+        return next(number for number, each in enumerate(params) if each is param)
 
     def _resolved(self, param: Tensor, group: Group) -> Group:
         """Return the options for a parameter, of which `update` may get only a piece."""
@@ -717,6 +727,13 @@ class Optimizer:
             lines.append(f"Parameter Group {index}")
             lines += [f"    {key}: {value}" for key, value in sorted(group.items()) if key != "params"]
         return "\n".join([*lines, ")"])
+
+
+def _step_of(state: State) -> int:
+    """Return the number of a parameter's update, which is counted here where the optimizer does not count."""
+    if "step" not in state:
+        state["rounding_step"] = state.get("rounding_step", 0) + 1
+    return int(state["step" if "step" in state else "rounding_step"])
 
 
 def _named(who: str, params: Any) -> tuple[list[Any], list[str] | None]:

@@ -5,7 +5,7 @@ from typing import ClassVar, Unpack
 
 from spillgrad.errors import ArgumentError
 from spillgrad.optim.arrays import Pending
-from spillgrad.optim.formula_optimizer import Accepted, AcceptedWithState, FormulaOptimizer
+from spillgrad.optim.formula_optimizer import Accepted, FormulaOptimizer, FormulaOptions
 from spillgrad.optim.optimizer import Group, ParameterList, State, checked_options
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.tables import optim as updates
@@ -73,8 +73,8 @@ class SGD(FormulaOptimizer):
                 "zero dampening"
             )
         options |= {"dampening": dampening, "nesterov": nesterov, "maximize": maximize}
-        given: AcceptedWithState = {**accepted, "state": state, "keep_exact": keep_exact}
-        super().__init__(params, options, **given)
+        taken: FormulaOptions = {**accepted, "state": state, "keep_exact": keep_exact}
+        super().__init__(params, options, **taken)
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of a parameter's tensors of state: "momentum_buffer", with a momentum.

@@ -16,9 +16,20 @@ from spillgrad.optim.optimizer import Optimizer
 from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
+from spillgrad.spill.offload.master import (
+    NONE,
+    SPLIT,
+    WHOLE,
+    require_master,
+    require_optimizer,
+    require_parameters,
+    round_at_random,
+    to_bfloat16,
+)
 from spillgrad.spill.offload.needs import Needs, Sharing, largest_whole_bytes
 from spillgrad.spill.offload.owner import OffloadOwner, require_enough
 from spillgrad.spill.offload.pieces import PiecingResidents
+from spillgrad.spill.offload.planes import SPLIT_FRAMEWORK, SplittingResidents
 from spillgrad.spill.offload.sharded_training import ShardedTraining
 from spillgrad.spill.offload.tensors import OffloadedStorage, TensorResidents
 from spillgrad.spill.offload.training import FRAMEWORK, OffloadedTraining
@@ -93,6 +104,10 @@ class disk_offload(OffloadOwner):
         The format of the optimizer's state, which is converted if it exists: as `state` of `AdamW`, `Adam`, `Lion` and
         `SGD`. Small and sensitive parameters keep exact state; ``optimizer.state_formats()`` shows which. By default,
         the optimizer's own format.
+    master : {"whole", "split", "none"}, default "whole"
+        How float32 parameters are stored. With "split", in two halves: bfloat16 numbers, which are all that forward and
+        backward read under `autocast`, and the bits that are missing for the exact float32 number. Results are the
+        same, bit for bit. With "none", parameters become bfloat16, and their updates are rounded at random.
 
     Attributes
     ----------
@@ -113,13 +128,14 @@ class disk_offload(OffloadOwner):
         If a size does not parse, or is below its least budget.
     ArgumentError
         If a parameter shares memory with another tensor, or is offloaded already; if `max_grad_norm` is negative; if
-        `step_in_backward`, `max_grad_norm` or `state` is given without an optimizer; or if `state` is no format of the
-        optimizer's.
+        `step_in_backward`, `max_grad_norm` or `state` is given without an optimizer; if `state` is no format of the
+        optimizer's; or if `master` is for parameters of another dtype than those of the model.
     DistributedError
         If the processes of the group have different models.
     UnsupportedError
         If processes are to share the state of an optimizer whose updates need whole parameters, such as `Muon`; or if
-        they are to share a model on a CUDA device.
+        they are to share a model on a CUDA device. If `master` is "split" or "none" for a model on a CUDA device, in
+        several processes, or with a `wire` of fewer bits; or "none" for an optimizer that cannot round at random.
     SpillError
         If the directory cannot be used, or if the disk lacks room for all that will be stored and `on_full` is not
         "ram".
@@ -150,7 +166,23 @@ class disk_offload(OffloadOwner):
 
     **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
     pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
-    `Muon`, `Adafactor` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+    `Muon`, `Adafactor`, `APOLLOAdamW` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
+
+    **Weights in files.** What `from_safetensors` loads is not copied: until it is changed, it is read in the
+    safetensors files, which stay as they are. Weights that stay frozen need no disk. If such a file is overwritten
+    meanwhile, the next read raises SpillCorruptionError. Files of float16 or bfloat16 do for float32 weights.
+
+    **Parameters in halves.** With ``master="split"``, float32 parameters of at least 4096 elements are split; others
+    stay whole, as do parameters of other dtypes, and frozen ones that are read in files. ``numpy()``, state dicts,
+    checkpoints, and operations that are no products under `autocast` read both halves. An update of a parameter in
+    pieces makes float32 numbers of one piece at a time.
+
+    **Parameters without their last bits.** With ``master="none"``, gradients and new state are bfloat16 too, unless the
+    optimizer says otherwise: half of everything. The optimizer computes updates in float32 and rounds parameters and
+    state up or down at random, so that small updates are not lost; see `round_stochastically` of the optimizers, which
+    this calls with the seed of the default generator. Checkpoints keep the seed. Training in RAM gives the same bits:
+    ``model.bfloat16()``, and an optimizer that rounds likewise. Use it with `autocast`: otherwise, all is computed in
+    bfloat16, losses too.
 
     **Arrays and copies.** The array that ``numpy()`` returns for an offloaded tensor may be written to. If it was, its
     values are stored again once no reference to the array is left. Copies and pickles of the model and of the optimizer
@@ -230,6 +262,7 @@ class disk_offload(OffloadOwner):
         process_group: ProcessGroup | None = None,
         wire: str = "float32",
         state: str | None = None,
+        master: str = "whole",
     ) -> None:
         self._state_format = state
         if state is not None:
@@ -238,11 +271,23 @@ class disk_offload(OffloadOwner):
                 raise ArgumentError(f"disk_offload: got state={state!r} without an optimizer; give one")
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
+        require_master(master)
+        if master == NONE and isinstance(optimizer, Optimizer):
+            require_optimizer(optimizer)  # before parameters lose digits
+        self._master = master
+        if master == SPLIT:
+            self._framework = SPLIT_FRAMEWORK
         self._device_budget = device_budget
         together = shard is not None and (process_group is not None or is_initialized())
         group = member(process_group) if together else ProcessGroup("alone")
         self._sharing = Sharing(group.size(), wire_named(wire, "disk_offload"), shard == "all")
         self._group = group if self._sharing.sums else None
+        if master != WHOLE and self._group is not None:
+            how = f"{group.size()} processes" if group.size() > 1 else f"wire={wire!r}"
+            raise UnsupportedError(
+                f"disk_offload: got master={master!r} with {how}; parameters are whole where processes train together: "
+                'leave it out, or train in each process alone, with shard=None and wire="float32"'
+            )
         super().__init__(
             model,
             optimizer,
@@ -256,9 +301,24 @@ class disk_offload(OffloadOwner):
             keep_journal=keep_journal,
         )
 
+    def _built_model(self, given: Any, residents: Any) -> Module:
+        model: Module = super()._built_model(given, residents)
+        require_parameters(model, self._master)
+        if self._master == NONE:
+            to_bfloat16(model)
+        return model
+
+    def _built_optimizer(self, given: Any) -> Any:
+        optimizer: Any = super()._built_optimizer(given)
+        if self._state_format is not None:
+            optimizer.set_state_format(self._state_format)
+        if self._master == NONE and optimizer is not None:
+            round_at_random(optimizer)
+        return optimizer
+
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:
-            return PiecingResidents(store)
+            return SplittingResidents(store) if self._master == SPLIT else PiecingResidents(store)
         cuts = self._sharing.cuts_parameters
         return GatheringResidents(store, self._group, self._sharing) if cuts else TensorResidents(store)
 
@@ -282,12 +342,6 @@ class disk_offload(OffloadOwner):
                 "disk_offload: the optimizer is that of another offload already; offload models that share one "
                 "together, in a ModuleList"
             )
-
-    def _built_optimizer(self, given: Any) -> Any:
-        optimizer = super()._built_optimizer(given)
-        if self._state_format is not None:
-            optimizer.set_state_format(self._state_format)
-        return optimizer
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         needs = super()._require_budgets(ram_budget_bytes)

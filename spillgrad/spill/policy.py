@@ -4,9 +4,8 @@ import fnmatch
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spillgrad.autograd.recompute.region import checkpoint
+from spillgrad.autograd.recompute.region import checkpoint, is_in_region
 from spillgrad.errors import ArgumentError
-from spillgrad.nn.module_calls import around_forward
 from spillgrad.ops.operation import all_operations
 from spillgrad.spill.module_paths import around, is_numbered
 
@@ -71,11 +70,14 @@ class Policy:
         return False
 
     def around(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the forward of the module at `path`; if the policy says "recompute", backward runs the forward again."""
-        if self._of_module(path) != "recompute":
+        """Run the forward of the module at `path`; if the policy says "recompute", backward runs the forward again.
+
+        Modules within one that is recomputed, by the policy or by a `checkpoint` of the model's own, are recomputed
+        with it.
+        """
+        if self._of_module(path) != "recompute" or is_in_region():
             return forward(*args, **kwargs)
-        with around_forward(self, None):  # modules inside are recomputed with it
-            return checkpoint(forward, *args, **kwargs)
+        return checkpoint(forward, *args, **kwargs)
 
 
 def _of_repeated(path: str) -> str | None:

@@ -14,14 +14,16 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad import user_line
-from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError
+from spillgrad.errors import ArgumentError, OperandError, SpillCorruptionError, SpillError
 from spillgrad.storage.codecs import codec_named
 from spillgrad.storage.counters import StepTraffic
 from spillgrad.storage.disk.entry import DiskEntry
+from spillgrad.storage.disk.file_part import FilePart
 from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
+from spillgrad.storage.disk.source_file import NO_VALUES, SourceExtent, can_read
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.journal.writer import Journal
-from spillgrad.storage.residency.residence import CHANGING
+from spillgrad.storage.residency.residence import BELOW, CHANGING
 from spillgrad.storage.runs.begin_run import about_process, make_run
 from spillgrad.storage.runs.lifecycle import Lifecycle
 from spillgrad.storage.sizes import parse_bytes
@@ -446,6 +448,89 @@ class DiskStore(TieredStore[DiskEntry]):
                     self._end_change(entry, changed=True)
                     warning = self._full_disk.warning()
         self._warn(warning)
+
+    def put_unset(self, shape: tuple[int, ...], dtype: np.dtype[Any], label: Label) -> Handle:
+        """Enter a persistent array that gets its values later; until then, it takes no memory and no disk.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The shape of the array.
+        dtype : dtype
+            The type of its elements.
+        label : Label
+            Where the array comes from.
+
+        Returns
+        -------
+        Handle
+            For the other methods. `get` returns zeros.
+        """
+        form = np.broadcast_to(np.empty((), dtype), shape)
+        state = self._state
+        with state.lock:
+            self._begin_put("put_unset")
+            entry = state.enter(cast(np.ndarray, storable(form)), None, label, None, persistent=True)
+            entry.extent = NO_VALUES
+            state.tier.enter_unset(entry)
+            warning = self._end_put()
+        self._warn(warning, entry)
+        return entry
+
+    def read_from(self, handle: Handle, part: FilePart) -> None:
+        """Replace the values of an array by those in a file that is not of this store, and read them there.
+
+        The file is read when the array is needed, and is never written. It stays open until the array is changed or
+        dropped; changed values go to the files of the store.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array, which must not be in use.
+        part : FilePart
+            The elements in the file, of which `can_read` says that they are those of the array.
+
+        Raises
+        ------
+        SpillError
+            As by `get`; if the array is being changed; or if the file cannot be opened.
+        SpillCorruptionError
+            If the file was changed since its header was read.
+        """
+        state = self._state
+        extent: SourceExtent | None = self._segments.source(part)
+        try:
+            with state.lock:
+                entry = state.open_entry("read_from", handle)
+                self._wait_until_idle("read_from", entry)
+                if entry.residence is CHANGING or not can_read(part, entry.shape, entry.dtype):
+                    raise SpillError(
+                        f"read_from: got {part.dtype.name} {part.shape} in {part.path} for {entry.label}, which is "
+                        f"{entry.dtype.name} {entry.shape}, or is being changed; put the values of the file instead"
+                    )
+                state.note_change(entry)
+                entry.extent, extent = extent, None
+                if entry.residence is not BELOW:
+                    state.tier.forget(entry)
+        finally:
+            if extent is not None:
+                self._segments.free(extent)
+
+    def is_read_in_place(self, handle: Handle) -> bool:
+        """Return whether the values of an array are read from a file that is not of this store.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Returns
+        -------
+        bool
+            True from `read_from` until the array is changed.
+        """
+        with self._state.lock:
+            return isinstance(self._state.live_entry("is_read_in_place", handle).extent, SourceExtent)
 
     def expect(self, nbytes: int) -> None:
         """Announce persistent arrays: arrays that fit beside them are not written early.

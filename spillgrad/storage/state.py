@@ -13,6 +13,7 @@ from spillgrad.errors import SpillError
 from spillgrad.storage.counters import Counters, StepTraffic
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.segment import Extent
+from spillgrad.storage.disk.source_file import NoValues, SourceExtent
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.budgeted_tier import BudgetedTier
 from spillgrad.storage.residency.tier_state import TierState
@@ -37,7 +38,7 @@ class StoreState(TierState[DiskEntry]):
         self.schedule = self.tier.schedule
         self.journal = journal
         self.counters = Counters(journal, self.tier)
-        self.freed: list[Extent] = []  # extents that the writer is to give back
+        self.freed: list[Extent | SourceExtent | NoValues] = []  # extents that the writer is to give back
         self.load_waits = False  # a prefetch waits for room: `on_room` is to be called
         self.readers = 0
         self._jobs = 0

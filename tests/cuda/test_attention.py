@@ -116,6 +116,13 @@ def test_heads_that_shared_memory_does_not_hold_are_left_to_the_host(monkeypatch
     attention_tiles.cut_of.cache_clear()
 
 
+def test_first_keys_and_a_cap_are_left_to_others():
+    q = to_device(np.zeros((2, 3, 4), np.float32))
+    for options in ({"first_keys": to_device(np.zeros(3, np.int32))}, {"softcap": 50.0}):
+        with pytest.raises(NotOnDevice, match="takes first keys or a cap"):
+            attention_forward(q, q, q, 1.0, False, **options)
+
+
 def test_what_does_not_fit_is_refused():
     q, k = (to_device(np.zeros(shape, np.float32)) for shape in ((2, 3, 4), (2, 5, 6)))
     with pytest.raises(ValueError, match=r"attention: got q \(2, 3, 4\)"):

@@ -101,6 +101,15 @@ def test_documents_in_a_row_are_as_if_each_were_alone(model):
             np.testing.assert_allclose(packed[:, start : start + length], alone, rtol=0, atol=2e-5)
 
 
+def test_nothing_is_saved_for_each_pair_of_positions():
+    length, saved = 400, []
+    model = sg.models.build(sg.models.DecoderConfig(**{**vars(CONFIGS["capped"]), "max_position_embeddings": length}))
+    starts = np.repeat((0, 100), (100, 300))[None]
+    with sg.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
+        model.hidden_states(sg.tensor(np.zeros((1, length), np.int64)), starts)
+    assert max(saved) < length**2
+
+
 def test_long_and_short_documents_of_a_row_turn_as_if_each_were_alone():
     model = sg.models.build(CONFIGS["long"]).eval()  # whose rotations change beyond 8 positions
     starts = np.tile(np.repeat((0, 2), (2, 10)), (2, 1))
@@ -125,6 +134,22 @@ def test_an_adapted_output_layer_learns():
     model = sg.nn.lora(sg.models.build(CONFIGS["llama"]), 2)
     model(IDX, TARGETS)[1].backward()
     assert model.lm_head.lora_B.weight.grad.abs().max().item() > 1e-4
+
+
+@pytest.mark.parametrize("policy", [{"lm_head": "recompute"}, {"*": "recompute"}])
+@pytest.mark.parametrize("name", ["capped", "adapted"])
+def test_output_layers_whose_loss_is_recomputed_in_parts_may_be_recomputed(name, policy, tmp_path):
+    model = sg.models.build(CONFIGS["llama" if name == "adapted" else name])
+    if name == "adapted":
+        model = sg.nn.lora(model, 2)
+    gradients = []
+    for chosen in ("spill", policy):
+        model.zero_grad()
+        with sg.save_on_disk(tmp_path, ram_budget=0, policy=chosen):
+            loss = model(IDX, TARGETS)[1]
+        loss.backward()
+        gradients.append([p.grad.numpy().tobytes() for p in model.parameters() if p.requires_grad])
+    assert gradients[0] == gradients[1]
 
 
 def test_tokens_are_yielded_as_they_come_and_stop_where_they_should():

@@ -161,6 +161,27 @@ def test_modules_are_recomputed_by_their_paths(policy, calls, tmp_path: Path):
     assert run(policy, tmp_path) == calls
 
 
+class Checkpointed(Outer):
+    def forward(self, x):
+        return self.second(checkpoint(lambda x: self.first(x).sin(), x), scale=0.5)
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("policy", ["spill", {"first": "recompute"}, {"first.inner": "recompute"}])
+def test_modules_that_a_checkpoint_of_the_model_calls_are_recomputed_with_it(policy, within, tmp_path: Path):
+    model, x = Checkpointed(), sg.full((64, 64), 0.3, requires_grad=True)
+    with sg.save_on_disk(tmp_path, ram_budget=0, policy=policy):
+        loss = model(x).sum()
+        if within:
+            loss.backward()
+    if not within:
+        loss.backward()
+    assert (model.first.calls, model.first.inner.calls, model.second.calls) == (2, 2, 1)
+    wanted = sg.full((64, 64), 0.3, requires_grad=True)
+    model.second(model.first(wanted).sin(), scale=0.5).sum().backward()
+    assert x.grad.numpy().tobytes() == wanted.grad.numpy().tobytes()
+
+
 def test_recomputation_alone_means_repeated_layers(tmp_path: Path):
     model = nn.Sequential(Counted(), Counted())
     with sg.save_on_disk(tmp_path, ram_budget=0, policy="recompute"):

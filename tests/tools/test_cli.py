@@ -139,7 +139,7 @@ def test_a_name_that_a_terminal_would_obey_is_shown_as_text(capsys: pytest.Captu
 @pytest.mark.skipif(not is_ram_disk(Path("/dev/shm")), reason="there is no RAM disk")
 def test_a_warning_is_a_line_without_a_place_in_the_source(here: Path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
-        done = run(*TINY, "--steps", "1", "--out", "out", "--spill-dir", place, cwd=here)
+        done = run(*TINY, "--steps", "1", "--ram-budget", "0", "--out", "out", "--spill-dir", place, cwd=here)
     assert done.returncode == 0
     assert done.stderr.startswith(f"spillgrad: warning: preflight: {place}")
     assert done.stderr.endswith("a RAM disk: spilling there frees no memory; pass a directory on a real disk\n")

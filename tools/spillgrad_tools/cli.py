@@ -154,6 +154,29 @@ def export(
 
 
 @app.command()
+@runs("quantize", status=INTERRUPTED)
+def quantize(
+    path: Annotated[Path, typer.Argument(
+        metavar="PATH", parser=named_path, help="Folder of a model as Hugging Face's, or of a run.",
+    )],
+    to: Annotated[Literal["nf4", "int8"], typer.Option(help="Format: about 4 bits a weight, or 8.")],
+    out: Annotated[Path, typer.Option(parser=named_path, metavar="FOLDER", help="Folder to write.")],
+    skip: Annotated[list[str] | None, typer.Option(
+        metavar="LAYER", help="A layer that stays as it is; may be repeated.", show_default="lm_head",
+    )] = None,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Quantize tables of embeddings, too.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a model that is no export, too; never other files.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Write a model with weights of 4 or 8 bits, for train --lora and generate, and for transformers.
+
+    Weights are read, quantized and written one by one. The files are written beside their place and moved there at the
+    end. The exit status is 130 after Ctrl-C.
+    """
+
+
+@app.command()
 @runs("doctor")
 def doctor(directory: Disk = Path(), as_json: Json = False) -> None:
     """Say what this machine has: processor, RAM, disk, software; what will be slow, why, and what helps."""

@@ -35,6 +35,7 @@ from spillgrad_kernels.layout import Layout, Shape, address_of, dense, layout_of
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.formula import Formula
 from spillgrad_kernels.tables.integer_math import round_up
+from spillgrad_kernels.tables.quantization import INT8, NF4
 from spillgrad_kernels.threads.dispatch import (
     Kernel,
     entry_point,
@@ -119,8 +120,14 @@ def linear(
     return result
 
 
-_SEPARATE = {np.dtype(dtype): separate_products(np.dtype(dtype)) for dtype in (np.float32, np.float64, BFLOAT16_PAIR)}
-_SHARED = {dtype: shared_product(dtype) for dtype in _SEPARATE}
+# The dtype of packed numbers, and that of B's codes if B is a quantized matrix; else, the former again.
+_Formats = tuple[np.dtype[Any], np.dtype[Any]]
+_FORMATS: list[_Formats] = [
+    *((np.dtype(dtype), np.dtype(dtype)) for dtype in (np.float32, np.float64, BFLOAT16_PAIR)),
+    *((np.dtype(dtype), format) for dtype in (np.float32, np.float64) for format in (NF4, INT8)),
+]
+_SEPARATE = {formats: separate_products(*formats) for formats in _FORMATS}
+_SHARED = {formats: shared_product(*formats) for formats in _FORMATS}
 
 
 class CallPlan(NamedTuple):
@@ -135,7 +142,7 @@ class CallPlan(NamedTuple):
     allocate: Callable[[Shape, Any], np.ndarray]
     shape: Shape
     dtype: np.dtype[Any]
-    packed: np.dtype[Any]
+    packed: _Formats
     cut: "ProductCut"
     products: int  # the number of products; 0 if the result is empty or K is 0
     geometry: np.ndarray
@@ -159,7 +166,7 @@ class CallPlan(NamedTuple):
         elif cut.phases == 0:
             parallel_for(_SEPARATE[self.packed], cut.blocks, cut.grain, address_of(geometry), *operands)
         else:
-            scratch = buffers.empty((cut.scratch,), self.packed)
+            scratch = buffers.empty((cut.scratch,), self.packed[0])
             for number in range(self.products):
                 words = np.zeros(cut.words, np.int64)
                 parallel_for(
@@ -170,11 +177,16 @@ class CallPlan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None) -> CallPlan:
+def prepare(
+    a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shape | None = None,
+    format: np.dtype[Any] | None = None,
+) -> CallPlan:  # fmt: skip
     """Return the plan for products of operands with the layouts `a` and `b`.
 
     `addend` holds the strides, in bytes, of an addend of C's shape; if it is None, the addend has the layout of C. If
-    the rows of C are contiguous, the rows of the addend must be contiguous too. Raises the errors of `matmul`.
+    the rows of C are contiguous, the rows of the addend must be contiguous too. If B is a quantized matrix, `format` is
+    the dtype of its codes, `b` has `CODE_BYTES` for each number, and the plan is run with B's description. Raises the
+    errors of `matmul`.
     """
     batch, out = _checked(a, b, out)
     numbers, shape, dtype = a.dtype, out.shape, out.dtype
@@ -186,8 +198,9 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     steps = [layout.strides[-2:] for layout in layouts]
     in_batch = [layout.broadcast_strides(len(batch) + 2)[:-2] for layout in layouts] if batch else [[], [], [], []]
     packed = BFLOAT16_PAIR if numbers == np.uint16 else dtype
+    formats = packed, packed if format is None else format
     plain = packed == numbers
-    swapped = _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
+    swapped = format is None and _is_better_swapped(m, n, plain, steps[1], steps[3], dtype.itemsize)
     if swapped:
         m, n = n, m
         steps = [steps[i][::-1] for i in (1, 0, 2, 3)]
@@ -203,8 +216,8 @@ def prepare(a: Layout, b: Layout, out: Layout | None, threads: int, addend: Shap
     geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
     direct = products and cut.phases == 0 and cut.blocks <= cut.grain
-    code = entry_point(_SEPARATE[packed], 7) if direct else None
-    return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, packed, cut, products, geometry)
+    code = entry_point(_SEPARATE[formats], 7) if direct else None
+    return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, formats, cut, products, geometry)
 
 
 def _checked(a: Layout, b: Layout, out: Layout | None) -> tuple[Shape, Layout]:

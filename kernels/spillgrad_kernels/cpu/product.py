@@ -13,7 +13,7 @@ import numpy as np
 
 from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
 from spillgrad_kernels.cpu.microkernel import multiply_in_place, multiply_panels, multiply_strided
-from spillgrad_kernels.cpu.packing import packer
+from spillgrad_kernels.cpu.packing import b_packer, has_codes, packer
 from spillgrad_kernels.cpu.pointers import array_at, data_of
 from spillgrad_kernels.cpu.product_geometry import Matrix, matrices_of, part, read_geometry, transposed
 from spillgrad_kernels.cpu.product_tile import (
@@ -187,13 +187,14 @@ def _multiply_in_place(
 
 @jit
 def product(
-    like: np.ndarray, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix, addend: Matrix, workspace: int
-) -> None:
+    like: np.ndarray, codes: np.ndarray, origin: int, m: int, n: int, k: int, a: Matrix, b: Matrix, c: Matrix,
+    addend: Matrix, workspace: int,
+) -> None:  # fmt: skip
     """Set the m x n matrix C to the product of A and B, plus the addend if there is one, in the calling thread.
 
     The depth k is at least 1. If the rows of C are contiguous, the rows of the addend must be too. `like` is an array
-    of the packed dtype (see `packing.py`). `workspace` is the address of `workspace_size` elements, aligned to a
-    vector.
+    of the packed dtype, and `codes` and `origin` are those of B (see `packing.py`). `workspace` is the address of
+    `workspace_size` elements, aligned to a vector.
     """
     size = like.itemsize
     columns = tile_columns(like)
@@ -204,7 +205,7 @@ def product(
             source, b_row, b_col = part(b, k0, 0)
             b_step = columns * size
             if not reads_b_in_place(like, m, depth, b_row, b_col):
-                packer(like)(like, columns, source, b_col, b_row, n, depth, packed_b)
+                b_packer(codes)(like, codes, origin, columns, source, b_col, b_row, n, depth, packed_b)
                 source, b_row, b_step = packed_b, columns * size, columns * size * depth
             base = addend if k0 == 0 else c
             _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
@@ -217,7 +218,7 @@ def product(
         for k0 in range(0, k, step):
             depth = min(step, k - k0)
             source, along, across = part(b, k0, j0)
-            packer(like)(like, columns, source, across, along, width, depth, packed_b)
+            b_packer(codes)(like, codes, origin, columns, source, across, along, width, depth, packed_b)
             base = addend if k0 == 0 else c
             for i0 in range(0, m, ROWS):
                 height = min(ROWS, m - i0)
@@ -320,21 +321,25 @@ def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, re
     call(epilogue, (rows, columns, c[0], c[1], other[0], other[1], result[0], result[1]))
 
 
-def separate_products(dtype: np.dtype[Any]) -> Kernel:
+def separate_products(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
     """Return the kernel that computes separate blocks of products, packed as `dtype`.
+
+    `format` is the dtype of codes if B is a quantized matrix, of which the kernel takes the description; else, `dtype`.
 
     Blocks are numbered over all products of the batch. After `start` and `stop`, the kernel takes the address of the
     geometry, and the ids of A, B, the addend and C.
     """
     like: Any = np.zeros(1, dtype)
+    codes: Any = np.zeros(1, format)
 
-    @jit(name=f"product.separate_products.{dtype}")
+    @jit(name=f"product.separate_products.{dtype}.{format}")
     def kernel(start: int, stop: int, geometry: int, id_a: int, id_b: int, id_addend: int, id_c: int) -> None:
         g = read_geometry(geometry)
         m, n, k, rows, columns, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.epilogue
         row_blocks = (m + rows - 1) // rows
         blocks = row_blocks * ((n + columns - 1) // columns)
         scratch = np.empty(g.scratch, like.dtype)
+        origin = data_of(id_b)
         for task in range(start, stop):
             # Using the array within the loop keeps it alive. Numba frees an array after its last use, even if its
             # address is used later.
@@ -344,21 +349,21 @@ def separate_products(dtype: np.dtype[Any]) -> Kernel:
             j = task % blocks // row_blocks * columns
             height, width = min(rows, m - i), min(columns, n - j)
             left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
-            if n == 1:
+            if n == 1 and not has_codes(codes):
                 _multiply_vector(like, height, k, left, right, place, added, workspace)
-            elif m == 1:
+            elif m == 1 and not has_codes(codes):
                 _multiply_vector(
                     like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), workspace
                 )
             else:
-                product(like, height, width, k, left, right, place, added, workspace)
+                product(like, codes, origin, height, width, k, left, right, place, added, workspace)
             if epilogue != NO_EPILOGUE:
                 _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
 
     return kernel
 
 
-def shared_product(dtype: np.dtype[Any]) -> Kernel:
+def shared_product(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
     """Return the kernel with which threads share one product of a batch. The kernel's range numbers the threads.
 
     After the parameters that it has in common with the kernel of `separate_products`, it takes the id of an array of
@@ -371,8 +376,9 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
     packing rarely waits.
     """
     like: Any = np.zeros(1, dtype)
+    codes: Any = np.zeros(1, format)
 
-    @jit(name=f"product.shared_product.{dtype}")
+    @jit(name=f"product.shared_product.{dtype}.{format}")
     def kernel(
         start: int, stop: int, worker: int, geometry: int, id_a: int, id_b: int, id_addend: int, id_c: int,
         scratch: int, number: int, words: int,
@@ -380,6 +386,7 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
         g = read_geometry(geometry)
         m, n, k, rows, columns, workers, epilogue = g.m, g.n, g.k, g.rows, g.columns, g.workers, g.epilogue
         a, b, c, addend, other, result = matrices_of(geometry, number, (id_a, id_b, id_addend, id_c))
+        origin = data_of(id_b)
         size = like.itemsize
         scratch = round_up(data_of(scratch), VECTOR_BYTES)
         tile_size = TILE_ROWS * tile_columns(like) * size
@@ -415,9 +422,9 @@ def shared_product(dtype: np.dtype[Any]) -> Kernel:
                             if task < column_groups:
                                 j = task * columns
                                 source, along, across = part(b, k0, j0 + j)
-                                packer(like)(
-                                    like, tile_columns(like), source, across, along, min(columns, width - j),
-                                    depth, packed_b + task * b_group,
+                                b_packer(codes)(
+                                    like, codes, origin, tile_columns(like), source, across, along,
+                                    min(columns, width - j), depth, packed_b + task * b_group,
                                 )  # fmt: skip
                             else:
                                 group = task - column_groups

@@ -31,16 +31,22 @@ _GRAIN_CHUNKS = 8
 
 
 @jit
-def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
-    """Fill `words` (uint32, of a size divisible by 4) with the four random words of each counter from `counter` on."""
+def draw_of_step(words: Any, counter: Any, stream: Any, step: Any, seed: Any) -> None:
+    """Fill `words` as `draw` does, from counters whose last word is `step`."""
     key0, key1 = seed & MASK32, seed >> HALF
     for i in range(words.size // 4):
         at = counter + np.uint64(i)
-        x0, x1, x2, x3 = philox4x32(at & MASK32, at >> HALF, stream, np.uint64(0), key0, key1)
+        x0, x1, x2, x3 = philox4x32(at & MASK32, at >> HALF, stream, step, key0, key1)
         words[4 * i] = x0
         words[4 * i + 1] = x1
         words[4 * i + 2] = x2
         words[4 * i + 3] = x3
+
+
+@jit
+def draw(words: Any, counter: Any, stream: Any, seed: Any) -> None:
+    """Fill `words` (uint32, of a size divisible by 4) with the four random words of each counter from `counter` on."""
+    draw_of_step(words, counter, stream, np.uint64(0), seed)
 
 
 @jit

@@ -42,7 +42,7 @@ from spillgrad_kernels.cuda.attention_tiles import (
 from spillgrad_kernels.cuda.elementwise import contiguous
 from spillgrad_kernels.cuda.jit.compile import Kernel
 from spillgrad_kernels.cuda.pointers import ACCESS_BYTES, computing_dtype
-from spillgrad_kernels.device_array import DeviceArray
+from spillgrad_kernels.device_array import DeviceArray, NotOnDevice
 from spillgrad_kernels.jit.compile import FLOATS
 from spillgrad_kernels.tables.attention import Dropout, check_operands, dropout_operands
 from spillgrad_kernels.tables.random import counters_needed
@@ -177,12 +177,16 @@ def _place(array: DeviceArray) -> tuple[int, ...]:
 
 def prepare(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None,
-    dropout: Dropout | None, grad_out: DeviceArray | None = None,
+    dropout: Dropout | None, first_keys: DeviceArray | None, softcap: float | None,
+    grad_out: DeviceArray | None = None,
 ) -> Call:  # fmt: skip
     """Return the call for these operands and, in the backward pass, the gradient of the result.
 
-    Raises TypeError or ValueError if the mask's dtype or shape does not fit.
+    Raises TypeError or ValueError if the mask's dtype or shape does not fit. Raises NotOnDevice for first keys and a
+    cap, which `spillgrad.ops.attention` does not pass.
     """
+    if first_keys is not None or softcap is not None:
+        raise NotOnDevice("attention: no kernel of the device takes first keys or a cap of scores")
     kind, shape = NO_MASK, (*q.shape[:-1], k.shape[-2])
     if mask is None:
         mask = q  # stands for the mask, which the kernel then does not read
@@ -209,13 +213,13 @@ def prepare(
 
 def attention_forward(
     q: DeviceArray, k: DeviceArray, v: DeviceArray, scale: float, causal: bool, mask: DeviceArray | None = None,
-    dropout: Dropout | None = None,
+    dropout: Dropout | None = None, first_keys: DeviceArray | None = None, softcap: float | None = None,
 ) -> tuple[DeviceArray, DeviceArray]:  # fmt: skip
     """Return softmax(scale q k^T + mask) v and, for backward, the logarithm of each query's sum of exponentials."""
     check_operands(q, k, v, DTYPES)
     out, lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), empty(q.shape[:-1], computing_dtype(q.dtype))
     if lse.size:
-        call = prepare(q, k, v, scale, causal, mask, dropout)
+        call = prepare(q, k, v, scale, causal, mask, dropout, first_keys, softcap)
         rows = cut_of(call.variant, _forward_bytes).rows
         call.launch(forward_kernel(call.variant), rows, [*call.arrays, out], [lse])
     return out, lse

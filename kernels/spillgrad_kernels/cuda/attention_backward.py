@@ -122,12 +122,13 @@ def backward_kernel(variant: Variant, by_keys: bool) -> Kernel:
 def attention_backward(
     grad_out: DeviceArray, q: DeviceArray, k: DeviceArray, v: DeviceArray, out: DeviceArray, lse: DeviceArray,
     scale: float, causal: bool, mask: DeviceArray | None = None, dropout: Dropout | None = None,
+    first_keys: DeviceArray | None = None, softcap: float | None = None,
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:  # fmt: skip
     """Return the gradients of `attention_forward` by q, k and v. `out` and `lse` are the results of that function."""
     check_operands(q, k, v, DTYPES)
     check_results(q, v, grad_out, out, lse)
     dq, dk, dv = (empty(array.shape, array.dtype) for array in (q, k, v))
-    call = prepare(q, k, v, scale, causal, mask, dropout, grad_out)
+    call = prepare(q, k, v, scale, causal, mask, dropout, first_keys, softcap, grad_out)
     # For each query, the sum over keys of weight * gradient of the weight, which is equal to the sum of grad_out * out.
     (weighted,) = compute(ROWS["mul"].forward, "mul", [grad_out, out], (computing_dtype(q.dtype),))
     dense = [contiguous(lse), sum_over(weighted, (weighted.ndim - 1,))]

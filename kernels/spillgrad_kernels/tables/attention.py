@@ -1,5 +1,6 @@
 """Checks of attention's arguments, and attention's dropout, for the CPU and for devices."""
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,36 @@ def check_results(q: Any, v: Any, grad_out: Any, out: Any, lse: Any) -> None:
             f"attention: got grad_out {grad_out.dtype}, out {out.dtype}, lse {lse.dtype}; wanted {q.dtype} as of "
             f"q, and {sums} for lse; convert"
         )
+
+
+def check_first_keys(first_keys: Any, shape: tuple[int, ...]) -> None:
+    """Check the first keys of queries, of `shape`. Raises TypeError for another dtype than int32, else ValueError."""
+    if first_keys.dtype != np.int32:
+        raise TypeError(f"attention: got first keys of {first_keys.dtype}; wanted int32; convert")
+    try:
+        broadcasts = np.broadcast_shapes(first_keys.shape, shape) == shape
+    except ValueError:
+        broadcasts = False
+    if not broadcasts:
+        raise ValueError(f"attention: got first keys of {first_keys.shape}; wanted a shape that broadcasts to {shape}")
+
+
+def checked_softcap(softcap: float | None) -> float:
+    """Return the bound of scores, or 0 for none. Raises ValueError unless it is positive and finite."""
+    if softcap is None:
+        return 0.0
+    if not 0 < softcap < math.inf:
+        raise ValueError(
+            f"attention: got softcap={softcap}; wanted a positive number, or None for scores without bound"
+        )
+    return float(softcap)
+
+
+def reach_of(queries: int, keys: int, causal: bool, first_keys: Any) -> int:
+    """Return the number that, added to that of a query, gives the number of the last key that the query sees."""
+    if first_keys is not None:
+        return keys - queries
+    return 0 if causal else keys
 
 
 def dropout_operands(dropout: Dropout | None, dtype: np.dtype) -> tuple[bool, np.uint32, Any, np.uint64, np.uint64]:

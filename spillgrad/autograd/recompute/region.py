@@ -84,6 +84,16 @@ class _Stop(BaseException):
     """
 
 
+class _RegionHooks(saved_tensors_hooks):
+    """The hooks that take what a region's function saves, in the forward pass or in a recomputation."""
+
+
+def is_in_region() -> bool:
+    """Return whether this thread runs a recomputed function, first or again, that takes what operations save now."""
+    pairs = hooks.stack.pairs
+    return bool(pairs) and isinstance(pairs[-1].owner, _RegionHooks)
+
+
 class _Slot:
     """The place of one value that the region's operations saved: empty, or recomputed and not yet used."""
 
@@ -147,7 +157,7 @@ class _Region:
         arguments, keywords = _mapped(self._arguments, SavedTensor, SavedTensor.unpack)
         replay = contextlib.nullcontext() if self._state is None else default_generator.replay(self._state)
         try:
-            hooked = saved_tensors_hooks(filling.pack, lambda tensor: tensor)
+            hooked = _RegionHooks(filling.pack, lambda tensor: tensor)
             with enable_grad(), hooked, replay, recomputing(), self._autocast, self._context:
                 self._function(*arguments, **keywords)
             filling.check_count(self.is_complete)
@@ -358,7 +368,7 @@ def checkpoint(
         early_stop if _override.early_stop is None else _override.early_stop,
         debug if _override.debug is None else _override.debug,
     )
-    with saved_tensors_hooks(region.pack, _unpack), forward_context:
+    with _RegionHooks(region.pack, _unpack), forward_context:
         result = function(*args, **kwargs)
         region.is_complete = True
     if not region.is_complete:

@@ -27,5 +27,5 @@ def skip_init(module_cls: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     -----
     Source: torch.nn.utils.skip_init.
     """
-    with init.skipped():
+    with init.skipped(loads_all=False):
         return module_cls(*args, **kwargs)

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.registration import (
     register_module_buffer_registration_hook,
@@ -26,7 +27,11 @@ def offloading_what_is_registered(residents: TensorResidents) -> Iterator[None]:
     def offload(module: Module, name: str, tensor: Tensor | None) -> None:
         if tensor is not None and threading.get_ident() == thread:
             residents.return_changed(with_last=True)  # the tensors registered before have their first values
-            residents.offload(tensor, Label("parameter", None, f"{type(module).__name__}.{name}"))
+            label = Label("parameter", None, f"{type(module).__name__}.{name}")
+            if init.values_come_later():
+                residents.offload_unset(tensor, label)
+            else:
+                residents.offload(tensor, label)
             if buffers.memory_stats().idle_bytes > _IDLE_BYTES:
                 buffers.empty_cache()
 

@@ -52,10 +52,13 @@ class Framework(NamedTuple):
     `module` is the base class of modules. `state_bytes_of` takes an optimizer, a parameter and its group, and counts
     state that the first update will make; `updated_state_bytes_of` counts the state that an update needs in RAM at
     once. `updated_gradient_bytes_of` takes an optimizer, a parameter and the bytes of its gradient, and returns how
-    many of them an update needs at once. `members` yields an optimizer's parameters, each with its group.
+    many of them an update needs at once; `updated_parameter_bytes_of` takes the bytes of the parameter, likewise.
+    `planes_bytes_of` returns the bytes that are in RAM beside a tensor while it is made from two planes.
+    `members` yields an optimizer's parameters, each with its group.
     `named_tensors` takes a module, and whether to go through the modules inside; it returns the tensors that an offload
     stores, which are of the `kinds`. `nbytes_of` returns the bytes of a tensor that are stored. `holds_lists` says
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
+    `is_in_place` says of a tensor whether it is read from a file that is not of the store.
     `is_compiled` says whether a module uses the parameters of all modules inside it at once.
     """
 
@@ -66,9 +69,12 @@ class Framework(NamedTuple):
     named_tensors: Callable[[Any, bool], list[tuple[str, Any]]] = _named_tensors
     nbytes_of: Callable[[Any], int] = operator.attrgetter("nbytes")
     updated_gradient_bytes_of: Callable[[Any, Any, int], int] = lambda optimizer, param, nbytes: nbytes
+    updated_parameter_bytes_of: Callable[[Any, Any, int], int] = lambda optimizer, param, nbytes: nbytes
+    planes_bytes_of: Callable[[Any], int] = lambda tensor: 0
     kinds: str = "parameters and buffers"
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
+    is_in_place: Callable[[Any], bool] = lambda tensor: False
 
     def runs(self, module: Any) -> bool:
         """Return whether a module has a forward; a list of modules has none."""
@@ -110,12 +116,14 @@ class Needs(NamedTuple):
     at_once: Need
 
 
-def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE) -> Needs:
-    """Return the least budgets of RAM and device; `largest_need` explains `gradients` and `sharing`.
+def needs_of(
+    framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE, clips: bool = False
+) -> Needs:
+    """Return the least budgets of RAM and device; `largest_need` explains the other arguments.
 
     If all tensors are on a device, RAM must hold only the largest, because tensors pass through RAM one at a time.
     """
-    at_once = largest_need(framework, model, optimizer, gradients, sharing)
+    at_once = largest_need(framework, model, optimizer, gradients, sharing, clips)
     tensors = framework.named_tensors(model, True)
     there = [tensor.is_cuda for _, tensor in tensors]
     if not any(there):
@@ -128,17 +136,19 @@ def needs_of(framework: Framework, model: Any, optimizer: Any, gradients: int = 
 
 
 def largest_need(
-    framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE
+    framework: Framework, model: Any, optimizer: Any, gradients: int = 1, sharing: Sharing = ALONE, clips: bool = False
 ) -> Need:
     """Return the largest need of one layer's call, forward or backward, and of one parameter's update.
 
     An update uses the parameter, its state, and as many arrays of the store for its gradient as `gradients` says: none
-    if backward hands the gradient to the update, one, or two if the update scales a copy. Of state and gradient, each
-    process has a part, as `sharing` says; a gradient is whole when it is added up over all processes.
+    if backward hands the gradient to the update, one, or two if the update scales a copy. An update that `clips` scales
+    copies of pieces in any case. Of state and gradient, each process has a part, as `sharing` says; a gradient is whole
+    when it is added up over all processes.
     A layer may use all of its own tensors, and the tensors of the modules around it. Parameters of a module without a
     forward are used one by one, unless the framework holds lists.
     """
-    needs = [*_of_layers(framework, model, sharing), *_of_updates(framework, model, optimizer, gradients, sharing)]
+    updates = _of_updates(framework, model, optimizer, gradients, sharing, clips)
+    needs = [*_of_layers(framework, model, sharing), *updates]
     if sharing.sums:
         needs += _of_sums(framework, model, sharing)
     return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
@@ -178,17 +188,29 @@ def disk_need(
 ) -> DiskNeed:  # fmt: skip
     """Return the bytes that a model and its optimizer's state need on disk, with gradients if `gradients` is True.
 
+    Frozen tensors that are read where they lie need none.
     Of gradients and state, each of several processes has a part; of large parameters, as `sharing` says.
     """
     tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
     updated = [] if optimizer is None else framework.members(optimizer)
     cut, ranks = _cut(framework, model, sharing), sharing.ranks
-    stored = (-(-framework.nbytes_of(tensor) // (ranks if id(tensor) in cut else 1)) for tensor in tensors)
+    stored = (
+        -(-framework.nbytes_of(tensor) // (ranks if id(tensor) in cut else 1))
+        for tensor in tensors
+        if tensor.requires_grad or not framework.is_in_place(tensor)
+    )
     return DiskNeed(
         sum(stored),
         -(-sum(framework.nbytes_of(tensor) for tensor in tensors if tensor.requires_grad) // ranks) if gradients else 0,
         -(-sum(framework.state_bytes_of(optimizer, *member) for member in updated) // ranks),
     )
+
+
+def in_place_bytes(framework: Framework, model: Any) -> int:
+    """Return the bytes of frozen tensors that are read where they lie, and not stored."""
+    tensors = {id(tensor): tensor for _, tensor in framework.named_tensors(model, True)}.values()
+    frozen = (tensor for tensor in tensors if not tensor.requires_grad and framework.is_in_place(tensor))
+    return sum(map(framework.nbytes_of, frozen))
 
 
 def _cut(framework: Framework, model: Any, sharing: Sharing) -> set[int]:
@@ -207,7 +229,9 @@ def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[N
         ]
         text = f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}"
         beside = f", and this process's part of one, {format_bytes(max(parts))}" if parts else ""
-        yield Need(nbytes + max(parts, default=0), text + beside)
+        planes_bytes = max(map(framework.planes_bytes_of, tensors), default=0)
+        beside += f", and the planes of one, {format_bytes(planes_bytes)}" if planes_bytes else ""
+        yield Need(nbytes + max(parts, default=0) + planes_bytes, text + beside)
 
 
 def largest_whole_bytes(framework: Framework, model: Any, sharing: Sharing) -> int:
@@ -239,7 +263,7 @@ _PARTS_OF_GRADIENTS = (", {} for this process's part of its gradient", ", as muc
 
 
 def _of_updates(
-    framework: Framework, model: Any, optimizer: Any, gradients: int, sharing: Sharing
+    framework: Framework, model: Any, optimizer: Any, gradients: int, sharing: Sharing, clips: bool
 ) -> Iterator[Need]:  # fmt: skip
     cut, ranks = _cut(framework, model, sharing), sharing.ranks
     names = {id(param): name for name, param in model.named_parameters()}
@@ -247,7 +271,7 @@ def _of_updates(
         return
     for param, group in framework.members(optimizer):
         if param.requires_grad and id(param) in names:
-            own_bytes = framework.nbytes_of(param)
+            own_bytes, count = framework.nbytes_of(param), gradients
             if sharing.sums:
                 texts = _PARTS_OF_GRADIENTS if ranks > 1 else _GRADIENTS
                 wholes = own_bytes, framework.state_bytes_of(optimizer, param, group)
@@ -256,10 +280,13 @@ def _of_updates(
                 grad_bytes = framework.updated_gradient_bytes_of(optimizer, param, own_bytes)
                 state_bytes = framework.updated_state_bytes_of(optimizer, param, group)
                 texts = _GRADIENTS if grad_bytes == own_bytes else _PIECES_OF_GRADIENTS
+                count = max(gradients, 2) if clips and grad_bytes < own_bytes else gradients
+                own_bytes = framework.updated_parameter_bytes_of(optimizer, param, own_bytes)
             own_bytes, itself = (grad_bytes, "its part") if id(param) in cut else (own_bytes, "itself")
-            nbytes = own_bytes + gradients * grad_bytes + state_bytes
+            itself += " and its planes" if framework.planes_bytes_of(param) else ""
+            nbytes = own_bytes + count * grad_bytes + state_bytes
             state = f" and {format_bytes(state_bytes)} of {type(optimizer).__name__}'s state" if state_bytes else ""
-            of_gradients = "".join(text.format(format_bytes(grad_bytes)) for text in texts[:gradients])
+            of_gradients = "".join(text.format(format_bytes(grad_bytes)) for text in texts[:count])
             yield Need(
                 nbytes,
                 f"{names[id(param)]} needs {format_bytes(nbytes)} when it is updated: {format_bytes(own_bytes)} "

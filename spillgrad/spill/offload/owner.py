@@ -6,7 +6,17 @@ import weakref
 from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
-from spillgrad.spill.offload.needs import ALONE, DiskNeed, Framework, Need, Needs, Sharing, disk_need, needs_of
+from spillgrad.spill.offload.needs import (
+    ALONE,
+    DiskNeed,
+    Framework,
+    Need,
+    Needs,
+    Sharing,
+    disk_need,
+    in_place_bytes,
+    needs_of,
+)
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.disk.direct_io import speeds
 from spillgrad.storage.disk.file_system import free_bytes
@@ -28,7 +38,7 @@ class OffloadOwner(StoreOwner):
     A framework's `disk_offload` derives from this, and says how the framework builds a model and trains it.
     """
 
-    _framework: ClassVar[Framework]
+    _framework: Framework
     _optimizer_class: ClassVar[type]
     # Whether an update clips a copy of the gradient, and not the gradient itself.
     _clips_copies: ClassVar[bool] = True
@@ -80,14 +90,15 @@ class OffloadOwner(StoreOwner):
             self._store = self._residents.store
             gradients = not self._uses_gradients_up
             disk = disk_need(self._framework, self.model, self.optimizer, gradients, self._sharing)
-            self._store.expect(sum(disk))
+            used_bytes = sum(disk) + in_place_bytes(self._framework, self.model)
+            self._store.expect(used_bytes)
             if on_full != "ram":
                 self._require_disk(disk)
             self._training = self._begin_training()
             if step_in_backward:
                 _stepped_in_backward[self.model] = self.optimizer
             undo.pop_all()
-        buffers.release_if_scarce(_USED_PER_STORED * sum(disk))
+        buffers.release_if_scarce(_USED_PER_STORED * used_bytes)
 
     def _require_options(self, has_optimizer: bool) -> None:
         """Raise ArgumentError if arguments exclude each other, or a number is out of range."""
@@ -170,10 +181,11 @@ class OffloadOwner(StoreOwner):
 
     def _needs(self, sharing: Sharing) -> Needs:
         """Return the needs if so many processes shared this training."""
-        copies = self._clips_copies and self._max_grad_norm is not None and not self._step_in_backward
+        clips = self._clips_copies and self._max_grad_norm is not None
+        copies = clips and not self._step_in_backward
         uses_up = self._uses_gradients_up and not sharing.sums
         gradients = 0 if uses_up and self._hands_gradients_over else 2 if copies else 1
-        return needs_of(self._framework, self.model, self.optimizer, gradients, sharing)
+        return needs_of(self._framework, self.model, self.optimizer, gradients, sharing, clips)
 
     def _require_budgets(self, ram_budget_bytes: int) -> Needs:
         """Set the least budget, and return the needs. Raises BudgetError if a budget is below its least."""

@@ -16,7 +16,7 @@ from spillgrad.errors import SpillError
 from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
-from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents
+from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents, become
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -28,11 +28,16 @@ from spillgrad_kernels.memory import buffers
 PIECE_BYTES = 16 << 20
 
 
+def elements_of_pieces(tensor: Tensor) -> int:
+    """Return how many elements a piece of a tensor has; 0 if the tensor is too small to be cut."""
+    # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
+    return PIECE_BYTES // (tensor.itemsize * CHUNK) * CHUNK if tensor.nbytes > PIECE_BYTES else 0
+
+
 def piece_elements(optimizer: Any, param: Tensor) -> int:
     """Return how many elements of a parameter an optimizer may update at once; 0 if it must update all together."""
     can_be_cut = isinstance(optimizer, FormulaOptimizer) and param.device is CPU and not param.is_complex()
-    # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
-    return PIECE_BYTES // (param.itemsize * CHUNK) * CHUNK if can_be_cut and param.nbytes > PIECE_BYTES else 0
+    return elements_of_pieces(param) if can_be_cut else 0
 
 
 class Errors:
@@ -60,14 +65,18 @@ def raised_at_end() -> Iterator[Errors]:
 
 
 class Whole(Handle):
-    """The name of an array that is in pieces: offloaded tensors of one dimension."""
+    """The name of an array that is in pieces: offloaded tensors of one dimension.
 
-    __slots__ = ("changing", "pieces")
+    `rounded` is the first plane of a parameter in two planes, which is whole; see `planes.py`.
+    """
+
+    __slots__ = ("changing", "pieces", "rounded")
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label, pieces: Sequence[Tensor]) -> None:
         super().__init__(array, sequence, label)
         self.pieces = pieces
         self.changing: np.ndarray | None = None  # the whole array, while it is changed
+        self.rounded: Tensor | None = None
 
 
 class Joining:
@@ -91,7 +100,7 @@ class Joining:
     def get(self, handle: Whole) -> np.ndarray:
         """Return the whole array."""
         array = self.empty(handle.shape, handle.dtype)
-        _copy_pieces(handle.pieces, array, lambda piece, part: np.copyto(part, piece.array))
+        _copy_pieces(handle.pieces, array, _read)
         return array
 
     def use(self, handle: Whole) -> None:
@@ -116,6 +125,8 @@ class Joining:
         """Store the new values, piece by piece."""
         array, handle.changing = handle.changing, None
         if changed and array is not None:
+            # The plane that the pieces share is stored once, after all of them.
+            held = None if handle.rounded is None else handle.rounded._array
             with raised_at_end() as errors:
 
                 def overwrite(piece: Tensor, part: np.ndarray) -> None:
@@ -123,6 +134,7 @@ class Joining:
                         _overwrite(piece, part)
 
                 _copy_pieces(handle.pieces, array, overwrite)
+            del held
 
 
 class PiecedStorage(OffloadedStorage):
@@ -137,6 +149,25 @@ class PiecedStorage(OffloadedStorage):
         """The pieces; None while anything refers to the whole array, which may have other values, and must get them."""
         self._residents.return_changed(with_last=True)
         return self._handle.pieces if self._alive() is None else None
+
+    @property
+    def rounded(self) -> Tensor | None:  # type: ignore[override]
+        """The first plane, of a parameter in two planes."""
+        return self._handle.rounded
+
+    def begin_change(self) -> None:
+        super().begin_change()
+        if self._handle.rounded is not None:
+            Storage.begin_change(self._handle.rounded._storage)
+
+    def begin_change_of_pieces(self) -> object:
+        """Count a change that is made to each of the pieces; return what the caller must hold until all are changed."""
+        Storage.begin_change(self)
+        rounded = self._handle.rounded
+        if rounded is None:
+            return None
+        rounded._storage.begin_change()
+        return rounded._array
 
     def each(self, pieces: Sequence[Tensor]) -> Iterator[Tensor]:
         """Yield the pieces; each is in RAM while it is used, until the next one is asked for."""
@@ -179,6 +210,13 @@ def _copy_pieces(
         start = stop
 
 
+def _read(piece: Tensor, part: np.ndarray) -> None:
+    if isinstance(piece._storage, OffloadedStorage):
+        piece._storage.copy_to(part)
+    else:  # the disk refused it
+        np.copyto(part, piece.array)
+
+
 def _overwrite(piece: Tensor, part: np.ndarray) -> None:
     target = piece.array_to_overwrite()
     piece._storage.begin_change()
@@ -210,11 +248,11 @@ class PiecingResidents(TensorResidents):
         If `count` is 0, or not less than all elements, it stays whole. Do nothing if the tensor is in a store, or of a
         class that cannot be.
         """
-        kind, storage = KINDS.get(type(tensor)), tensor._storage
+        storage = tensor._storage
         if not 0 < count < tensor.numel():
             self.offload(tensor, label)
             return
-        if kind is None or isinstance(storage, OffloadedStorage) or tensor._array is not storage.array:
+        if type(tensor) not in KINDS or isinstance(storage, OffloadedStorage) or tensor._array is not storage.array:
             return
         flat = np.ascontiguousarray(tensor._array).reshape(-1)
         pieces = []
@@ -222,19 +260,14 @@ class PiecingResidents(TensorResidents):
             pieces.append(piece := Tensor.wrap(buffers.copy(flat[start : start + count])))
             self.offload(piece, label)
         self._join(tensor, pieces, label)
-        vars(tensor).pop("_array")
-        tensor.__class__ = kind
 
     def joined(self, pieces: Sequence[Tensor], shape: tuple[int, ...], label: Label) -> Tensor:
         """Return an offloaded tensor that is in these pieces."""
         tensor = Tensor.wrap(np.broadcast_to(np.empty((), pieces[0].numpy_dtype), shape))  # a shape without memory
         self._join(tensor, pieces, label)
-        vars(tensor).pop("_array")
-        tensor.__class__ = KINDS[Tensor]
         return tensor
 
-    def _join(self, tensor: Tensor, pieces: Sequence[Tensor], label: Label) -> None:
-        storage: Storage = tensor._storage
+    def _join(self, tensor: Tensor, pieces: Sequence[Tensor], label: Label) -> Whole:
         handle = self._joining.new_handle(tensor._array, label, pieces)
-        storage.__class__ = PiecedStorage
-        storage.place(self, self._joining, handle, tensor._array)  # type: ignore[attr-defined]
+        become(tensor, PiecedStorage, self, self._joining, handle)
+        return handle

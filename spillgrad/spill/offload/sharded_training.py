@@ -315,7 +315,7 @@ class ShardedTraining(OffloadedTraining):
     def _own_bytes(self, param: Tensor, nbytes: int) -> int:
         """Return this process's part of the bytes of a parameter, its gradient or its state."""
         own = self._own(param)
-        return -(-nbytes * (own.stop - own.start) // max(1, param.numel()))
+        return int(-(-nbytes * (own.stop - own.start) // max(1, param.numel())))
 
     def _put_state_away(self, optimizer: Optimizer, param: Tensor) -> None:
         parts = self.reducer.parts.get(id(param))

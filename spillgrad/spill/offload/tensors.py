@@ -13,10 +13,13 @@ from spillgrad.autograd.core import hooks
 from spillgrad.autograd.core.node import NO_EDGE, Edge
 from spillgrad.data_type import BY_NUMPY
 from spillgrad.device.device import CPU, Device, device_of
+from spillgrad.dtypes import DType
 from spillgrad.nn.parameter import Buffer, Parameter
-from spillgrad.spill.offload.residents import Resident, Residents
+from spillgrad.spill.offload.residents import Resident, Residents, is_held
 from spillgrad.spill.saved_memory import Layout
 from spillgrad.spill.tensor_memory import layout_of, over
+from spillgrad.storage.disk.file_part import FilePart
+from spillgrad.storage.disk.source_file import can_read
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -95,6 +98,21 @@ class TensorResidents(Residents):
         vars(tensor).pop("_array")
         tensor.__class__ = kind
 
+    def offload_unset(self, tensor: Tensor, label: Label) -> None:
+        """Do what `offload` does; of a parameter on the host, whose values are loaded later, store none before."""
+        storage = tensor._storage
+        if type(tensor) is Parameter and type(storage) is Storage and device_of(storage.array) is CPU:
+            array = tensor._array
+            if array is storage.array:
+                handle = self.store.put_unset(array.shape, array.dtype, label)
+                storage.__class__ = OffloadedStorage
+                cast(OffloadedStorage, storage).place(self, self.store, handle, array)
+            del array
+        self.offload(tensor, label)
+
+    def split(self, tensor: Tensor, label: Label) -> None:
+        """Store a parameter that was offloaded whole in two planes: a no-op where all are stored whole."""
+
     def offload_in_pieces(self, tensor: Tensor, count: int, label: Label) -> None:
         """Move the memory of a leaf tensor to the store, where that can be in pieces of `count` elements, if not 0."""
         self.offload(tensor, label)
@@ -121,6 +139,25 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     squares: np.ndarray | None = None
     # How many elements of a parameter are updated at once; 0 for all.
     updated_elements = 0
+    # The bfloat16 roundings of a parameter, if they are stored apart: an offloaded tensor.
+    rounded: Tensor | None = None
+
+    def rounded_to(self, dtype: DType) -> Tensor | None:
+        """Return `rounded` if it has the wanted dtype, and no change is on its way to it; else None."""
+        rounded = self.rounded
+        if rounded is None or rounded.numpy_dtype != dtype:
+            return None
+        of_rounded = cast(OffloadedStorage, rounded._storage)
+        if self._changing or of_rounded._changing:
+            self._residents.return_changed(with_last=True)
+        return None if self._changing or of_rounded._changing else rounded
+
+    def hold_planes(self) -> None:
+        """Keep what the array is made from, and will be stored in, for the running module or update."""
+
+    def copy_to(self, target: np.ndarray) -> None:
+        """Fill another array with the values."""
+        np.copyto(target, self.array)
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""
@@ -137,6 +174,25 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
         self.device = device_of(array)
         del vars(self)["array"]
         super().place(residents, store, handle, array)
+
+    def read_in_place(self, part: FilePart) -> bool:
+        """Take the values of a file, and read them there; False if that is impossible, or anything uses the array."""
+        store, residents = self._store, self._residents
+        if type(store) is not DiskStore or not can_read(part, tuple(self._shape), self._dtype):
+            return False
+        residents.return_changed(with_last=True)
+        with residents.lock:
+            if self._changing or is_held(self._alive):
+                return False
+            store.read_from(self._handle, part)
+        self.norm = self.squares = None
+        Storage.begin_change(self)
+        return True
+
+    @property
+    def is_read_in_place(self) -> bool:
+        """Whether the values are in a file that is not of the store."""
+        return type(self._store) is DiskStore and self._store.is_read_in_place(self._handle)
 
     def begin_change(self) -> None:
         self.norm = self.squares = None
@@ -206,6 +262,13 @@ class Offloaded(Tensor):
 
     def array_to_overwrite(self) -> np.ndarray:
         return self._storage.array_to_overwrite()
+
+    def rounded_to(self, dtype: DType) -> Tensor | None:
+        rounded = self._storage.rounded_to(dtype)
+        return rounded if rounded is not None and rounded.shape == self.shape else None
+
+    def read_in_place(self, part: FilePart) -> bool:
+        return type(self) in _PLAIN and self._storage.read_in_place(part)
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:
         """Return another tensor over the same storage, at `edge` of a graph, or without graph; read nothing."""
@@ -281,5 +344,21 @@ KINDS: dict[type[Tensor], type[Tensor]] = {
     Parameter: OffloadedParameter,
     Buffer: OffloadedBuffer,
 }
+
+
+def become(
+    tensor: Tensor, kind: type[OffloadedStorage], residents: TensorResidents, store: Any, handle: Handle
+) -> None:  # fmt: skip
+    """Make a tensor's storage, in RAM or offloaded, one of another kind, whose array `handle` names in `store`."""
+    storage, array = tensor._storage, tensor._array
+    is_offloaded = isinstance(storage, OffloadedStorage)
+    storage.__class__ = kind
+    if is_offloaded:
+        Resident.place(cast(OffloadedStorage, storage), residents, store, handle, array)
+        return
+    cast(OffloadedStorage, storage).place(residents, store, handle, array)
+    vars(tensor).pop("_array")
+    tensor.__class__ = KINDS[type(tensor)]
+
 
 _PLAIN: dict[type[Tensor], type[Tensor]] = {offloaded: plain for plain, offloaded in KINDS.items()}

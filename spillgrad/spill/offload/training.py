@@ -58,6 +58,7 @@ class OffloadedTraining(StepContext):
             label = Label("parameter", None, name)
             if isinstance(tensor, Offloaded):  # it was offloaded while the model was built
                 tensor._storage.relabel(label)
+                self.residents.split(tensor, label)
             else:
                 if tensor.array is not tensor.storage.array:  # a view of larger memory
                     tensor.data = tensor.detach().clone()
@@ -192,6 +193,8 @@ class OffloadedTraining(StepContext):
     def pieces(self, param: Tensor, grad: Tensor, state: State) -> Iterator[tuple[Tensor, Tensor, State]]:
         count, optimizer, residents = self._piece_elements(param), self._optimizer(), self.residents
         can_cut = count and isinstance(param, Offloaded)
+        if isinstance(param, Offloaded):
+            param._storage.hold_planes()
         if not can_cut or optimizer is None or not isinstance(residents, PiecingResidents):
             yield from super().pieces(param, grad, state)
             return
@@ -211,7 +214,11 @@ class OffloadedTraining(StepContext):
             return
         of_grad = pieces_of(grad, count)
         made: dict[str, list[Tensor]] = collections.defaultdict(list)
-        whole = param._storage.array  # a view of it, which is updated, does not keep it from being stored
+        of_param = pieces_of(param, count)
+        # A view of it, which is updated, does not keep it from being stored.
+        whole = (
+            param._storage.array if of_param is None else cast(PiecedStorage, param._storage).begin_change_of_pieces()
+        )
         with raised_at_end() as errors:
             for number, start in enumerate(range(0, param.numel(), count)):
                 part = OffloadedPart.of(param, slice(start, start + count))
@@ -220,7 +227,9 @@ class OffloadedTraining(StepContext):
                 residents.enter(id(after))
                 try:
                     piece = grad.detach().reshape(-1)[start : start + count] if of_grad is None else of_grad[number]
-                    yield part, self._scaled(piece) if _is_in_pieces(grad) else piece, after
+                    own = part if of_param is None else of_param[number]
+                    cast(OffloadedStorage, own._storage).hold_planes()
+                    yield own, self._scaled(piece) if _is_in_pieces(grad) else piece, after
                     del piece
                 finally:
                     with errors.postponed():
@@ -317,4 +326,12 @@ def updated_state_bytes_of(optimizer: Optimizer, param: Tensor, group: Group) ->
     return updated_bytes_of(optimizer, param, state_bytes_of(optimizer, param, group))
 
 
-FRAMEWORK = Framework(Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of)
+def is_in_place(tensor: Tensor) -> bool:
+    """Return whether an offloaded tensor is read from a file that is not of the store."""
+    storage = tensor._storage
+    return isinstance(storage, OffloadedStorage) and storage.is_read_in_place
+
+
+FRAMEWORK = Framework(
+    Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of, is_in_place=is_in_place
+)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from spillgrad.autograd.core.grad_mode import is_recording
-from spillgrad.autograd.recompute.region import checkpoint
+from spillgrad.autograd.recompute.region import checkpoint, is_in_region
 from spillgrad.fork_safe_lock import ForkSafeLock
 from spillgrad.nn.module import Module
-from spillgrad.nn.module_calls import around_forward
 from spillgrad.spill.planning.choose import choose
 from spillgrad.spill.planning.record import Recorder
 from spillgrad.storage.counters import StepTraffic
@@ -161,9 +160,8 @@ class Automatic:
         run = self._thread.run
         if run is None or run.is_over:
             run = self._begin_run(path, forward, args)
-        if run is not None and path in run.recomputed:
-            with around_forward(self, None):  # modules inside this one are recomputed with it
-                return checkpoint(forward, *args, **kwargs)
+        if run is not None and path in run.recomputed and not is_in_region():
+            return checkpoint(forward, *args, **kwargs)
         if run is None or run.recorder is None:
             return forward(*args, **kwargs)
         return run.recorder.forward(path, forward, args, kwargs, self._now_s)

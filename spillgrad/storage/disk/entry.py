@@ -4,6 +4,7 @@ import numpy as np
 
 from spillgrad.storage.codecs import Encoded
 from spillgrad.storage.disk.segment import Extent
+from spillgrad.storage.disk.source_file import NoValues, SourceExtent
 from spillgrad.storage.origin_counters import OriginCounters
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.store import Label
@@ -16,7 +17,7 @@ class DiskEntry(Entry):
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
-        self.extent: Extent | None = None  # its place on disk
+        self.extent: Extent | SourceExtent | NoValues | None = None  # its place on disk
         self.counters: OriginCounters  # shared by all arrays of the same origin
         self.stored_as = sequence  # the number under which files have its present values
         self.retried = False  # its first write failed

@@ -11,7 +11,9 @@ import numpy as np
 
 from spillgrad.storage.codecs import Encoding
 from spillgrad.storage.disk.direct_io import Speeds, is_awaited, note_step, speeds
+from spillgrad.storage.disk.file_part import FilePart
 from spillgrad.storage.disk.segment import Extent, Segment
+from spillgrad.storage.disk.source_file import NoValues, SourceExtent, SourceFiles
 from spillgrad.storage.runs.run_directory import segment_name
 from spillgrad.storage.store import Label, View
 from spillgrad_kernels.memory.buffers import POOLED_MIN_BYTES
@@ -30,15 +32,17 @@ _Form = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class SegmentSet:
-    """Segments of bounded size. Each array goes to the first segment with room, to reuse space before a file grows.
+    """Segments of bounded size, and the other files that arrays are read from.
+
+    Each array goes to the first segment with room, to reuse space before a file grows.
 
     Each training step stores the same arrays, and HDF5 takes 200 microseconds to give up a place and make another. So
     the place of a freed array is kept for an array of the same shape and dtype. When an array fits none of the kept
     places, all of them are given up, so that files do not grow.
 
-    Only the owner thread calls the methods, except `measure`, `disk_usage`, `goes_through_cache` and `note_step`. A
-    lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is the number of the device that `directory`
-    is on.
+    Only the owner thread calls the methods, except `source`, `measure`, `disk_usage`, `goes_through_cache` and
+    `note_step`. A lock guards the counters `disk_bytes` and `peak_disk_bytes`. `device` is the number of the device
+    that `directory` is on.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class SegmentSet:
         self._speeds: Speeds | None = None  # measured when they are needed to choose
         self._device = device
         self._checksums = checksums
+        self._sources = SourceFiles(checksums)
         self._room_bytes, self._room_asked_s = 0.0, -math.inf
         self._measuring = threading.Lock()
         self._waiting: dict[_Form, list[Extent]] = {}
@@ -97,8 +102,29 @@ class SegmentSet:
                 self.measure(segment)
             self._needed_bytes = max(self._needed_bytes, self.disk_bytes)  # structure too
 
-    def free(self, extent: Extent) -> None:
+    def source(self, part: FilePart) -> SourceExtent:
+        """Return the place of an array in a file that is not of this run; `free` gives it up.
+
+        Raises SpillCorruptionError if the file was changed since its header was read, SpillError if it cannot be read.
+        """
+        direct = bool(self._direct_io)
+        if self._may_choose:
+            try:
+                found = speeds(Path(part.path).parent)
+            except OSError:  # to open the file says why
+                found = Speeds(None, None)
+            direct = found.direct_io_pays
+            self._speeds = self._speeds or found
+        return self._sources.extent(part, direct, lambda: self._may_choose and is_awaited(self._device))
+
+    def free(self, extent: Extent | SourceExtent | NoValues) -> None:
         """Free the space of an extent, or keep its place for an array of the same shape and dtype."""
+        if isinstance(extent, SourceExtent):
+            self._sources.free(extent)
+        elif isinstance(extent, Extent):
+            self._free_or_keep(extent)
+
+    def _free_or_keep(self, extent: Extent) -> None:
         if extent.segment.closed_to_more:
             self._free_waiting()
             self._free(extent)
@@ -178,6 +204,7 @@ class SegmentSet:
     def close(self) -> None:
         """Remove every segment."""
         self._waiting.clear()
+        self._sources.close()
         for segment in list(self._segments):
             self._remove(segment)
 

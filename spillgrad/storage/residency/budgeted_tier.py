@@ -87,6 +87,10 @@ class BudgetedTier(Generic[E]):
         entry.array = array
         self._move(entry, CALLERS)
 
+    def enter_unset(self, entry: E) -> None:
+        """Enter an array that has no values yet."""
+        self._move(entry, UNREADABLE)
+
     def remove(self, entry: E) -> None:
         """Let go of an entry that was dropped or lost; if it is being written or read, the end of that does it."""
         if entry.residence is CHANGING:
@@ -229,7 +233,7 @@ class BudgetedTier(Generic[E]):
         self._pin(entry.lease)
 
     def forget(self, entry: E) -> None:
-        """Let go of an array that a caller changed; the next `get` reads the stored values again."""
+        """Let go of an array whose values are not those of the tier below, which the next `get` reads."""
         self._move(entry, BELOW)
         self._release(entry)
         entry.lease = None

@@ -18,7 +18,7 @@ class Residence(enum.IntEnum):
     LENT = 6  # in the tier below; callers hold a copy in the store's tier, the store does not
     BELOW = 7  # in the tier below only
     LOADING = 8  # below; a thread is reading it
-    UNREADABLE = 9  # below only; the last read failed, so it is not prefetched again
+    UNREADABLE = 9  # below only, and not prefetched: the last read failed, or it has no values yet
     CHANGING = 10  # in the store's tier; a caller is modifying it
     LOST = 11  # the values are lost, as its error says
     GONE = 12  # the last reference was dropped, and the store holds none of its bytes
@@ -30,8 +30,8 @@ BELOW, LOADING, UNREADABLE, CHANGING, LOST, GONE = list(Residence)[7:]
 
 # The residences that may follow each residence. The tests of the store check every move against this table.
 ALLOWED = {
-    NEW: {ABOVE, CALLERS, CHANGING, GONE},
-    ABOVE: {WRITING, CHANGING, LOST, GONE},
+    NEW: {ABOVE, CALLERS, UNREADABLE, CHANGING, GONE},
+    ABOVE: {WRITING, BELOW, CHANGING, LOST, GONE},
     WRITING: {BOTH, ABOVE, LOST, GONE},  # dropped meanwhile: gone only when the write has ended
     CALLERS: {CALLERS_WRITING, ABOVE, LOST, GONE},
     CALLERS_WRITING: {BELOW, CALLERS, LOST, GONE},
@@ -39,7 +39,7 @@ ALLOWED = {
     LENT: {BELOW, LOADING, CHANGING, GONE},
     BELOW: {LOADING, CHANGING, GONE},
     LOADING: {BOTH, LENT, UNREADABLE, GONE},  # dropped meanwhile: gone only when the read has ended
-    UNREADABLE: {LOADING, CHANGING, GONE},
+    UNREADABLE: {BELOW, LOADING, CHANGING, GONE},
     CHANGING: {ABOVE, BOTH, GONE},
     LOST: {GONE},
     GONE: set(),

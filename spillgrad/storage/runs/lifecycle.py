@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.disk.segment import abandon_at_exit
+from spillgrad.storage.disk.segment import Extent, abandon_at_exit
 from spillgrad.storage.disk.segment_set import SegmentSet
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.writer import WRITE_EVERY_S, Summary
@@ -142,7 +142,7 @@ class Lifecycle:
         """Take the waiting `lines`, and return a summary that includes them. Called without the lock."""
         with self._state.lock:
             entries = self._state.entries.values()
-            places = [(entry.sequence, entry.extent.where) for entry in entries if entry.extent is not None]
+            places = [(each.sequence, each.extent.where) for each in entries if isinstance(each.extent, Extent)]
             return Summary([lines.popleft() for _ in range(len(lines))], places, self._sums())
 
     def remove_files(self) -> None:

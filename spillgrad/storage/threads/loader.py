@@ -10,6 +10,7 @@ from spillgrad.storage.codecs import Codec, Undecodable
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
+from spillgrad.storage.disk.source_file import NoValues, SourceExtent
 from spillgrad.storage.state import StoreState
 from spillgrad_kernels.memory import buffers
 
@@ -90,7 +91,11 @@ class Loader:
         Raises SpillCorruptionError if the bytes are damaged, and SpillError if they cannot be read.
         """
         array = buffers.empty(entry.shape, entry.dtype)
-        extent = cast(Extent, entry.extent)  # not freed while it has readers
+        extent = entry.extent  # not freed while it has readers
+        if not isinstance(extent, Extent):
+            with self._state.counters.reading:
+                cast(SourceExtent | NoValues, extent).read(array)
+            return array
         try:
             if extent.encoding is None or self._codec is None:
                 with self._state.counters.reading:

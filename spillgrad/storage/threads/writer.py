@@ -16,6 +16,7 @@ from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.disk.segment_set import SegmentSet
 from spillgrad.storage.disk.shrink_samples import ShrinkSamples
+from spillgrad.storage.disk.source_file import NoValues, SourceExtent
 from spillgrad.storage.journal.writer import WRITE_EVERY_S
 from spillgrad.storage.residency.residence import ABOVE
 from spillgrad.storage.state import StoreState
@@ -61,7 +62,8 @@ class Writer:
         self._flush_asked = self._flush_done = 0
         self._to_flush: collections.deque[DiskEntry] = collections.deque()
         self._moving = self._moving_bytes = 0
-        self._freed: list[Extent] = []  # extents to give back; only the writer's thread uses this list
+        # What is to be given back; only the writer's thread uses this list.
+        self._freed: list[Extent | SourceExtent | NoValues] = []
         self._waits_for_others = False  # a failed write is tried again when no other is under way
 
     # What callers do, with the lock held

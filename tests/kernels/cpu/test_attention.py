@@ -51,11 +51,23 @@ def fields_of_packed_records(x):
     return records["number"]
 
 
-def plain_attention(grad_out, q, k, v, scale, causal, mask=None, factors=1.0):
+def seen_from(first_keys, queries, keys):
+    """Return which keys each of the last queries sees, if it sees them from its first one up to its own position."""
+    positions = np.arange(keys - queries, keys)[:, None]
+    return (np.arange(keys) <= positions) & (np.arange(keys) >= first_keys[..., None])
+
+
+def plain_attention(grad_out, q, k, v, scale, causal, mask=None, factors=1.0, first_keys=None, softcap=None):
     """Return out, lse, dq, dk, dv in float64, by whole matrices; `factors` multiply the weights, as dropout does."""
     grad_out, q, k, v = (x.astype(np.float64) for x in (grad_out, q, k, v))
     scores = np.einsum("...td,...sd->...ts", q, k) * scale
-    if causal:
+    slopes = 1.0
+    if softcap is not None:
+        share = np.tanh(scores / softcap)
+        scores, slopes = softcap * share, 1 - share**2
+    if first_keys is not None:
+        scores = np.where(seen_from(first_keys, *scores.shape[-2:]), scores, -np.inf)
+    elif causal:
         scores = np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
@@ -68,7 +80,7 @@ def plain_attention(grad_out, q, k, v, scale, causal, mask=None, factors=1.0):
     kept = weights * factors
     out = kept @ v
     grad_weights = np.einsum("...te,...se->...ts", grad_out, v) * factors
-    grad_scores = weights * (grad_weights - (grad_out * out).sum(-1, keepdims=True)) * scale
+    grad_scores = weights * (grad_weights - (grad_out * out).sum(-1, keepdims=True)) * slopes * scale
     return (
         out,
         lse,
@@ -85,9 +97,10 @@ def random_operands(size, dtype=np.float32, layout=heads_outside):
     return [layout(random.standard_normal(shape).astype(dtype)) for shape in shapes]
 
 
-def forward_and_backward(grad_out, q, k, v, scale, causal, mask=None, dropout=None):
-    out, lse = attention_forward(q, k, v, scale, causal, mask, dropout)
-    return out, lse, *attention_backward(grad_out, q, k, v, out, lse, scale, causal, mask, dropout)
+def forward_and_backward(grad_out, q, k, v, scale, causal, mask=None, dropout=None, first_keys=None, softcap=None):
+    options = mask, dropout, first_keys, softcap
+    out, lse = attention_forward(q, k, v, scale, causal, *options)
+    return out, lse, *attention_backward(grad_out, q, k, v, out, lse, scale, causal, *options)
 
 
 def random_mask(kind, shape, dtype=np.float32):
@@ -164,6 +177,77 @@ def test_dropout_zeroes_the_same_weights_in_forward_and_backward(size, causal):
     assert_attention(forward_and_backward(*operands, 0.2, causal, dropout=dropout), want, 3e-5)
 
 
+def documents(lengths, batch=1):
+    """Return the first key of each query of documents in a row; in each batch, the row begins elsewhere."""
+    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return np.stack([np.maximum(starts - number, 0) for number in range(batch)])[:, None].astype(np.int32)
+
+
+def window(queries, keys, width):
+    return np.maximum(np.arange(keys - queries, keys) - width + 1, 0).astype(np.int32)
+
+
+FIRST_KEYS = {
+    "itself alone": ((1, 2, 130, 130, 8, 8), np.arange(130, dtype=np.int32)),
+    "documents": ((2, 3, 900, 900, 24, 40), documents([1, 300, 5, 70, 384, 2, 138], 2)),
+    "a window": ((1, 2, 1300, 1300, 16, 16), window(1300, 1300, 256)),
+    "a narrow window of a long sequence": ((1, 1, 2500, 2500, 4, 4), window(2500, 2500, 3)),
+    "the last queries": ((2, 2, 75, 900, 16, 8), window(75, 900, 200)),
+    "the last query": ((2, 2, 1, 900, 16, 8), window(1, 900, 200)),
+    "more queries than keys": ((1, 2, 300, 100, 8, 8), np.zeros(300, np.int32)),
+    "any order, some see none": (
+        (2, 2, 500, 800, 8, 8), np.random.default_rng(7).integers(-50, 900, (2, 2, 500)).astype(np.int32),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", FIRST_KEYS)
+def test_queries_see_the_keys_from_their_first_one_up_to_themselves(name, dtype):
+    size, first_keys = FIRST_KEYS[name]
+    operands = random_operands(size, dtype)
+    got = forward_and_backward(*operands, 0.3, True, first_keys=first_keys)
+    assert_attention(got, plain_attention(*operands, 0.3, True, first_keys=first_keys), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", ["choice", "bias"])
+def test_first_keys_a_cap_a_mask_and_dropout_work_together(kind):
+    b, h, t, s, *_ = size = (2, 2, 450, 601, 16, 24)
+    operands = random_operands(size)
+    dropout = Dropout(0.3, 11, 7)
+    options = {
+        "mask": random_mask(kind, (t, s)), "first_keys": window(t, s, 150), "softcap": 1.5,
+    }  # fmt: skip
+    want = plain_attention(*operands, 0.4, True, factors=dropout_factors((b, h, t, s), dropout), **options)
+    assert_attention(forward_and_backward(*operands, 0.4, True, dropout=dropout, **options), want, 3e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("softcap", [0.5, 50.0])
+def test_a_cap_bounds_the_scores(softcap, dtype, causal):
+    operands = random_operands((2, 2, 150, 450, 32, 16), dtype)
+    got = forward_and_backward(*operands, 0.8, causal, softcap=softcap)
+    assert_attention(got, plain_attention(*operands, 0.8, causal, softcap=softcap), TOLERANCE[dtype])
+
+
+def test_a_mask_that_says_the_same_as_first_keys_gives_the_same():
+    size, first_keys = FIRST_KEYS["documents"]
+    operands = random_operands(size)
+    mask = seen_from(first_keys, *size[2:4])
+    got = forward_and_backward(*operands, 0.3, True, first_keys=first_keys)
+    assert_attention(got, forward_and_backward(*operands, 0.3, False, mask), 1e-6)
+
+
+def test_what_no_query_sees_is_not_read():
+    grad_out, q, k, v = random_operands((1, 1, 600, 2000, 8, 8))
+    k[:, :, :768], v[:, :, :768] = np.nan, np.nan
+    first_keys = np.full(600, 1000, np.int32)
+    _, _, *gradients = got = forward_and_backward(grad_out, q, k, v, 0.3, True, first_keys=first_keys)
+    assert all(np.isfinite(x).all() for x in got)
+    assert not any(x[:, :, :1000].any() for x in gradients[1:])
+
+
 @pytest.mark.parametrize("lead", [(), (3,), (2, 1, 2, 2)], ids=str)
 def test_any_number_of_dimensions_may_come_before_positions(lead):
     random = np.random.default_rng(3)
@@ -192,6 +276,7 @@ def test_results_keep_the_order_of_heads_and_positions():
 VARIANTS = {
     "plain": {},
     "causal": {"causal": True},
+    "capped, in windows": {"first_keys": window(700, 600, 90), "softcap": 3.0},
     "masked, with dropout": {"mask": random_mask("choice", (700, 600)), "dropout": Dropout(0.2, 1, 2)},
 }
 
@@ -265,11 +350,14 @@ BAD_OPTIONS = [
     ({"mask": zeros(3, 3, dtype="f8")}, TypeError, "a mask of float64"),
     ({"mask": zeros(2, 3)}, ValueError, r"\(2, 3\)"),
     ({"dropout": Dropout(1.0, 0, 0)}, ValueError, "dropout p=1.0"),
+    ({"first_keys": np.zeros(3, np.int64)}, TypeError, "first keys of int64; wanted int32"),
+    ({"first_keys": np.zeros(4, np.int32)}, ValueError, r"first keys of \(4,\); .* broadcasts to \(1, 1, 3\)"),
+    ({"softcap": 0.0}, ValueError, "softcap=0.0"),
 ]
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS, ids=[message for *_, message in BAD_OPTIONS])
-def test_masks_and_dropout_that_do_not_fit_are_named(options, error, message):
+def test_options_that_do_not_fit_are_named(options, error, message):
     with pytest.raises(error, match=message):
         attention_forward(zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), zeros(1, 1, 3, 4), 1.0, False, **options)
 
@@ -318,6 +406,9 @@ choice, bias = random_mask("choice", (9, 11)), operands[1][..., :1]
 for causal, mask in ((False, None), (True, None), (False, choice), (True, bias)):
     got = forward_and_backward(*operands, 0.3, causal, mask, dropout)
     assert_attention(got, plain_attention(*operands, 0.3, causal, mask, factors), 1e-5)
+options = {"first_keys": window(9, 11, 4), "softcap": 2.0}
+got = forward_and_backward(*operands, 0.3, True, **options)
+assert_attention(got, plain_attention(*operands, 0.3, True, **options), 1e-5)
 """
     path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": path}

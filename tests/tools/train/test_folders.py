@@ -30,6 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--out", "file/out"], "--out file/out cannot be written (Not a directory); name another"),
         (["--out", "/proc/out"], "--out /proc/out cannot be written (No such file or directory); name another"),
         (["--out", "x" * 300], "cannot be written (File name too long); name another"),
+        (["--spill-dir", "file/spill"], "--spill-dir file/spill cannot be written (Not a directory); name another"),
         (["--log-dir", "file"], "--log-dir file cannot be written (it is no folder); name another"),
         (["--log-dir", "file/log"], "--log-dir file/log cannot be written (Not a directory); name another"),
     ],
@@ -45,7 +46,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_data_is_read(
 
 
 def test_data_that_are_missing_leave_no_folder(here: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([*ARGUMENTS, "--data", "missing.txt", "--out", "a/b", "--log-dir", "log/c"]) == 2
+    folders = ["--out", "a/b", "--log-dir", "log/c", "--spill-dir", "d/e"]
+    assert main([*ARGUMENTS, "--data", "missing.txt", *folders]) == 2
     assert "missing.txt does not exist" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["file", "text.txt"]
 

@@ -73,7 +73,17 @@ def test_what_may_not_fit_is_planned_though_nobody_asked(
     monkeypatch.setattr(within, "system_memory", lambda: SystemMemory(800 << 20, 4 << 30))
     assert main([*ARGUMENTS, "--out", "out"]) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"^within \S+ .iB of RAM: \S+ .iB are free, 512 MiB stay so\nplan: ", printed)
+    assert re.search(r"^within \S+ .iB of RAM: \S+ .iB are free, \S+ MiB stay so\nplan: ", printed)
+
+
+def test_a_report_of_a_plan_that_keeps_all_is_of_a_store_that_wrote_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*ARGUMENTS, "--ram", "1GiB", "--report", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "plan: the model in RAM, what backward needs, too\n" in printed
+    assert re.search(r"written to disk +0 B", printed)
+    assert (here / "out" / "report.html").exists()
 
 
 def test_where_nobody_knows_what_is_free_there_is_no_plan(

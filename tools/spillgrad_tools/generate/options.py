@@ -47,6 +47,7 @@ class GenerateOptions:
         show_default="what is free",
     )] = None  # fmt: skip
     directory: Annotated[Path | None, Option(
-        "--dir", help="Folder for weights that do not fit.", show_default="that for temporary files",
+        "--dir", help="Folder for weights that do not fit, and are not read where they lie.",
+        show_default="that for temporary files",
     )] = None  # fmt: skip
     as_json: Json = False

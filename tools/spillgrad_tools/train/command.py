@@ -35,7 +35,7 @@ from spillgrad_tools.train.display import (
     show_sample,
 )
 from spillgrad_tools.train.evaluation import Evaluations, require_not_ended
-from spillgrad_tools.train.folders import metrics_folder, output_folder
+from spillgrad_tools.train.folders import metrics_folder, output_folder, require_writable
 from spillgrad_tools.train.handed_data import hand_over, taken
 from spillgrad_tools.train.metrics import Metrics
 from spillgrad_tools.train.options import DEFAULT_RAM_BUDGET, TrainOptions, TrainSettings
@@ -90,6 +90,8 @@ def run(options: TrainOptions) -> bool:
         ranks.everyones("made")  # before the first process removes it again, if the run does not begin
         if ranks.is_first:
             stack.enter_context(metrics_folder(options.log_dir, out))
+            if options.spill_dir is not None:
+                require_writable(options.spill_dir, "--spill-dir")
         handed = start_anew.handed_over()
         data = taken(handed, settings.tokenizer) or TrainingData.load(
             options.data, options.eval_data, settings.tokenizer, options.skip_bad
@@ -194,6 +196,9 @@ def _contradictions(options: TrainOptions) -> Iterator[str]:
             yield f"--ram-budget {options.ram_budget} with --no-spill, which keeps all in RAM"
         if options.report:
             yield "--report with --no-spill, which leaves no journal"
+    master = options.settings.get("master", "whole")
+    if master == "split" and not options.offload and options.ram is None:
+        yield "--master split without --offload, which stores weights"
     if options.shard != "state" and not options.offload:
         yield f"--shard {options.shard} without --offload, which shares what is on disk"
     for option in ("codec", "encrypt"):

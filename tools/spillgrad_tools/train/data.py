@@ -96,10 +96,6 @@ class TrainingData:
         """The memory of the data in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
-    def mask_bytes(self, settings: TrainSettings) -> int:
-        """Return the memory of a batch's mask: which tokens of a row see each other."""
-        return settings.batch * settings.context**2 if isinstance(self.content, sg.data.Documents) else 0
-
     @property
     def unit(self) -> str:
         """What losses are of."""

@@ -24,7 +24,7 @@ class _Busy(ArgumentError):
 def output_folder(options: TrainOptions) -> Iterator[Path]:
     """Context manager: lock the checkpoint's folder, which --out or --resume names, or else a new folder in runs/.
 
-    A missing folder is made; a folder that is empty at the end is removed. If the folder is in runs/, the spill files
+    A missing folder is made; it is removed if it is empty at the end. If the folder is in runs/, the spill files
     of killed runs in runs/ are removed. Raises ArgumentError if the folder cannot be written, if another training
     writes to it, or if it holds the checkpoint of another run.
     """
@@ -60,6 +60,16 @@ def metrics_folder(folder: Path | None, out: Path) -> Iterator[None]:
         yield
 
 
+def require_writable(folder: Path, option: str) -> None:
+    """Raise ArgumentError if a folder, which need not exist yet, cannot be written; leave no trace of the trial."""
+    with _told(f"{option} {folder}"):
+        made = _make(folder)
+        try:
+            _write(folder)
+        finally:
+            _remove_empty(made)
+
+
 def _new_run(stack: contextlib.ExitStack) -> Path:
     """Lock a new folder in runs/, and return it."""
     for number in itertools.count(1):
@@ -75,31 +85,52 @@ def _new_run(stack: contextlib.ExitStack) -> Path:
 def _locked(folder: Path, what: str, busy: str) -> Iterator[None]:
     """Context manager: make a folder, and hold it for this process alone; `what` and `busy` are words for errors.
 
-    The lock ends with the process, however that ends. What is empty at the end is removed.
+    The lock ends with the process, however that ends. A folder that was made, and is empty at the end, is removed.
     """
-    made: list[Path] = []
-    fd: int | None = None
+    with _told(what):
+        made = _make(folder)
+        fd = _lock(folder)
+    if fd is None:
+        raise _Busy(f"train: another training is writing to {busy}")
     try:
-        try:
-            made = [directory for directory in (folder, *folder.parents) if not directory.exists()]
-            folder.mkdir(parents=True, exist_ok=True)
-            fd = _lock(folder)
-            if fd is not None:
-                with tempfile.TemporaryFile(dir=folder):
-                    pass
-        except OSError as error:
-            reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
-            raise ArgumentError(f"train: {what} cannot be written ({reason}); name another") from error
-        if fd is None:
-            raise _Busy(f"train: another training is writing to {busy}")
+        with _told(what):
+            _write(folder)
         yield
     finally:
-        for directory in made or [folder]:
-            if fd is not None:
-                with contextlib.suppress(OSError):  # it is not empty
-                    directory.rmdir()
-        if fd is not None:
-            os.close(fd)
+        _remove_empty(made)  # while nobody else can lock it
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Context manager: say in words of the command line that a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = "it is no folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise ArgumentError(f"train: {what} cannot be written ({reason}); name another") from error
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder, and return the folders that were made, the innermost first."""
+    made = [directory for directory in (folder, *folder.parents) if not directory.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        _remove_empty(made)
+        raise
+    return made
+
+
+def _write(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it is not empty, or not there
+            folder.rmdir()
 
 
 def _lock(folder: Path) -> int | None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Option
 
-from spillgrad_tools.options import Batch, Context, Disk, Json
+from spillgrad_tools.options import Batch, Context, Disk, Json, named_path
 
 DEFAULT_RAM_BUDGET = "64MiB"
 # What a switch and two machines of a local network take.
@@ -77,6 +77,10 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
+    master: Annotated[Literal["whole", "split", "none"], Option(
+        help="With --autocast, weights are stored as float32; with --offload, in two halves, of which products read "
+        "one, to the same numbers; or as bfloat16 alone, rounded at random: half of everything.",
+    )] = "whole"  # fmt: skip
     state: State = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
@@ -104,20 +108,27 @@ class TrainOptions:
     settings: dict[str, Any]
     data: Annotated[
         Path | None, Option(
+            parser=named_path, metavar="PATH",
             help="Text, JSON lines (text; prompt and completion; messages), Parquet, or a folder of them.",
             show_default="Python's reference text",
         )
     ] = None  # fmt: skip
     eval_data: Annotated[
-        Path | None, Option(help="Records to evaluate with.", show_default="a tenth of --data, held out")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="PATH",
+            help="Records to evaluate with.",
+            show_default="a tenth of --data, held out",
+        ),
     ] = None
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out records that cannot be used, and say how many.")] = (
         False
     )
     ram: Annotated[str | None, Option(
-        metavar="SIZE", help="Memory that the whole process may take, such as 4GiB; auto is what is free. A plan "
-        "chooses the options for RAM and disk, to the same numbers; where all plainly fits, it stays in RAM.",
-        show_default="auto, unless one of these options is given",
+        metavar="SIZE", help="Memory that the whole process may take, or each of several, such as 4GiB; auto is what "
+        "is free. A plan chooses what goes to disk, to the same numbers; where all plainly fits, it stays in RAM.",
+        show_default="auto, unless other options say what goes to disk",
     )] = None  # fmt: skip
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
@@ -127,7 +138,9 @@ class TrainOptions:
         bool, Option("--offload", help="Keep parameters, gradients and optimizer state on disk, too.")
     ] = False
     shard: Shard = "state"
-    out: Annotated[Path | None, Option(help="Folder of the checkpoint.", show_default="a new one in runs/")] = None
+    out: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Folder of the checkpoint.", show_default="a new one in runs/",
+    )] = None  # fmt: skip
     save_every: Annotated[int | None, Option(
         min=0, metavar="N", help="Save a checkpoint after every N steps, and at the end; 0 is at the end alone.",
         show_default="every ten minutes",
@@ -136,6 +149,7 @@ class TrainOptions:
         "--keep-best", help="Keep the checkpoint of the best evaluation in best/, beside the last one.",
     )] = False  # fmt: skip
     log_dir: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER",
         help="Write metrics.jsonl to this folder, a line for each step, and TensorBoard's event files.",
         show_default="no metrics",
     )] = None  # fmt: skip
@@ -143,9 +157,17 @@ class TrainOptions:
         Literal["cpu", "cuda"], Option(help="Where the model is: this machine's memory, or its GPU's.")
     ] = "cpu"
     spill_dir: Annotated[
-        Path | None, Option(help="Folder of the spill files.", show_default="that of the checkpoint")
+        Path | None,
+        Option(
+            parser=named_path,
+            metavar="FOLDER",
+            help="Folder of the spill files.",
+            show_default="that of the checkpoint",
+        ),
     ] = None
-    resume: Annotated[Path | None, Option(help="Continue the run whose checkpoint is in this folder.")] = None
+    resume: Annotated[Path | None, Option(
+        parser=named_path, metavar="FOLDER", help="Continue the run whose checkpoint is in this folder.",
+    )] = None  # fmt: skip
     spill: Annotated[bool, Option("--spill/--no-spill", help="Whether saved tensors may go to disk.")] = True
     codec: Annotated[Literal["lossless", "bf16", "int8"] | None, Option(
         help="Smaller files: compressed, or less exact, which changes gradients a little.",
@@ -206,7 +228,7 @@ PANELS = {
     "Model and data": ("data", "eval_data", "skip_bad", "model", "weights", "tokenizer", "packed", "context", "lora"),
     "Training": (
         "steps", "batch", "accumulate", "lr", "schedule", "warmup", "final_lr_share", "weight_decay", "clip",
-        "autocast", "state", "seed",
+        "autocast", "master", "state", "seed",
     ),
     "Evaluation and metrics": (
         "eval_every", "eval_batches", "patience", "keep_best", "log_dir", "report", "profile",

@@ -45,6 +45,10 @@ def require_consistent(settings: TrainSettings) -> None:
             f"train: got --final-lr-share {settings.final_lr_share} with --schedule constant, which does not fall; "
             "leave one out"
         )
+    if settings.master != "whole" and not settings.autocast:
+        raise ArgumentError(
+            f"train: got --master {settings.master} without --autocast, whose products read bfloat16; give both"
+        )
     if settings.patience is not None and settings.eval_every is None:
         raise ArgumentError(
             f"train: got --patience {settings.patience} without --eval-every; say after how many steps to evaluate"

@@ -22,7 +22,8 @@ from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
 from spillgrad.profiler import record_function
-from spillgrad.spill.offload.needs import disk_need
+from spillgrad.spill.offload.master import to_bfloat16
+from spillgrad.spill.offload.needs import disk_need, in_place_bytes
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.storage.store import StoreStats
 from spillgrad_tools.train.best_so_far import BestSoFar
@@ -127,12 +128,14 @@ class Training:
 
         if offload is None:
             model = build()
+            if settings.master == "none":
+                to_bfloat16(model)
             optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
             # With several batches, gradients must accumulate before the step.
             found = self.offload = offload(
                 build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=self._clip,
-                wire=settings.wire,
+                wire=settings.wire, master=settings.master,
             )  # fmt: skip
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer
@@ -212,7 +215,8 @@ class Training:
         """Return the bytes of a checkpoint's tensors."""
         need = disk_need(FRAMEWORK, self.model, self.optimizer, gradients=True)
         # Only parameters with gradients are trained.
-        return need.state + (need.parameters if self.settings.lora is None else need.gradients)
+        whole_bytes = need.parameters + in_place_bytes(FRAMEWORK, self.model)
+        return need.state + (whole_bytes if self.settings.lora is None else need.gradients)
 
     def stats(self) -> StoreStats:
         """Return the counters of the offload's store, which saved tensors share, or else of the store of `spill`."""
@@ -246,15 +250,23 @@ class Training:
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
+            if rank is None and any(isinstance(layer, sg.nn.QuantizedLinear) for layer in model.modules()):
+                raise ArgumentError(
+                    f"train: the weights in {weights} are quantized; train adapters beside them with --lora"
+                )
         else:
             with contextlib.nullcontext() if is_new or rank is not None else init.skipped():
                 model = sg.models.build(self._config)
         return model if rank is None else sg.nn.lora(model, rank)  # type: ignore[return-value]
 
     def _make_optimizer(self, parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
-        return sg.optim.AdamW(
-            parameters, lr=self.lr, betas=BETAS, weight_decay=self.settings.weight_decay, state=self.settings.state
+        settings = self.settings
+        optimizer = sg.optim.AdamW(
+            parameters, lr=self.lr, betas=BETAS, weight_decay=settings.weight_decay, state=settings.state
         )
+        if settings.master == "none":
+            optimizer.round_stochastically(settings.seed)
+        return optimizer
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         return sg.autocast(self.device.type) if self.settings.autocast else contextlib.nullcontext()

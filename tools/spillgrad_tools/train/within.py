@@ -85,15 +85,15 @@ def within(
     """
     if "chosen" in handed:
         return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
-    if options.ram is None and not is_automatic(options):
+    if options.ram is None and (not is_automatic(options) or settings.master != "whole"):
         return Within(options)
     ram = _ram(options, ranks)
     if ram.nbytes is None:
         return Within(options)
     config = config_of(settings, data, options.resume)  # a plan would take its time before a mistake is said
     chosen: dict[str, Any] | None = None
-    if ram.free:
-        need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings) + 2 * data.mask_bytes(settings)))
+    if ram.free and not options.report:  # which is of a store
+        need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings)))
         if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
             where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
             return Within(dataclasses.replace(options, spill=False), where=where)
@@ -118,8 +118,7 @@ def _planned(
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
     model = settings.model if is_named else config
     # This process has the data and MPI in memory, and another one has not.
-    beside_bytes = data.mask_bytes(settings) + (0 if starts_anew else data.nbytes)
-    beside_bytes = beside_bytes if beside_bytes > _NOTICED_SHARE * ram.nbytes else 0
+    beside_bytes = 0 if starts_anew or data.nbytes <= _NOTICED_SHARE * ram.nbytes else data.nbytes
     beside_bytes += ranks.mpi_bytes + _MESSAGES_BYTES if ranks.size > 1 else 0
     place.mkdir(parents=True, exist_ok=True)  # as a store does
     make = functools.partial(
@@ -130,10 +129,10 @@ def _planned(
         found = fresh_process.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
     if ranks.size == 1:  # of several, each has its part on a disk, which the offload checks
         require_disk("train", found, place, "--spill-dir")
+    needs_store = found.policy != "keep" or options.report  # even if nothing leaves its RAM
     chosen: dict[str, Any] = {
-        "offload": found.offload, "spill": found.policy != "keep",
-        "policy": "spill" if found.policy == "keep" else found.policy,
-        "ram_budget": None if found.policy == "keep" else f"{found.prediction.budget_bytes >> 10}KiB",
+        "offload": found.offload, "spill": needs_store, "policy": "spill" if found.policy == "keep" else found.policy,
+        "ram_budget": f"{found.prediction.budget_bytes >> 10}KiB" if needs_store else None,
     }  # fmt: skip
     each = f" for each of {ranks.size} processes" if ranks.size > 1 else ""
     for line in (
@@ -171,8 +170,13 @@ def _decided(options: TrainOptions) -> Iterator[str]:
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
             yield f"{words}, which the plan decides"
+    master = options.settings.get("master", "whole")
+    if master != "whole":
+        yield f"--master {master}, for which there is no plan"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
+    if options.shard != "state" and options.ram is not None:
+        yield f"--shard {options.shard}, which no plan chooses: it wants --offload --ram-budget SIZE"
 
 
 def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
