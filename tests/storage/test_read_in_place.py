@@ -210,7 +210,7 @@ def test_a_file_that_changes_is_an_error_that_names_it_and_never_other_numbers(
     assert [part.path in str(error) for error in store.check()] == [True]
 
 
-@pytest.mark.parametrize("case", CHANGES.keys() - {"one byte, at the former time"})
+@pytest.mark.parametrize("case", [case for case in CHANGES if case != "one byte, at the former time"])
 def test_a_file_that_changed_since_its_header_was_read_is_refused(store: DiskStore, tmp_path: Path, case: str):
     part = file_of(tmp_path, RNG.standard_normal(30_000), 24)
     CHANGES[case](Path(part.path))
