@@ -108,8 +108,8 @@ def _state_of(name: str, stored: Any) -> dict[str, Any]:
         shape = state["shape"]
         sizes = state["quant_type"], state["blocksize"], state.get("nested_blocksize", NESTED_BLOCK)
         is_shape = len(shape) == 2 and all(type(size) is int and 0 < size < 1 << 40 for size in shape)
-        is_number = math.isfinite(float(state.get("nested_offset", 0)))
-    except (ValueError, KeyError, TypeError) as error:
+        is_number = abs(float(state.get("nested_offset", 0))) <= float(np.finfo(np.float32).max)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{name}: its quant_state is damaged; use another copy") from error
     if sizes != ("nf4", BLOCK, NESTED_BLOCK) or not is_shape or not is_number:
         raise CheckpointError(
@@ -179,4 +179,5 @@ def give_memory(model: Module) -> None:
                 made[id(param)] = Parameter(
                     creation.empty(param.shape, dtype=param.dtype, device=param.device), param.requires_grad
                 )
+                made[id(param)].exact_state = param.exact_state
             module.register_parameter(name, made[id(param)])

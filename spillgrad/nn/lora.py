@@ -392,7 +392,11 @@ def merge_lora(model: Module) -> Module:
     Module
         The model, or its replacement if the model itself was adapted; it is still frozen.
     """
-    return replaced(model, {layer: layer.unloaded() for _, layer in list(adapted_layers(model))})
+    layers = [layer for _, layer in adapted_layers(model)]
+    for layer in layers:
+        if isinstance(layer, _OverQuantized):
+            layer.merge()  # raises, before another one has changed
+    return replaced(model, {layer: layer.unloaded() for layer in layers})
 
 
 def lora_state_dict(model: Module) -> dict[str, Tensor]:

@@ -195,5 +195,6 @@ def _float_layer(layer: Any) -> Module:
     vars(made).update(vars(layer))
     others = {name: buffer for name, buffer in layer._buffers.items() if name not in BUFFERS}
     weight = Parameter(layer.dequantized(), requires_grad=False)
+    weight.exact_state = kind is Embedding
     vars(made).update(_buffers=others, _parameters={"weight": weight, **layer._parameters})
     return made

@@ -112,11 +112,14 @@ def misfits(state: Mapping[str, Any], names: Mapping[str, bool]) -> list[str]:
     wrong = []
     for key, value in state.items():
         is_codes = getattr(value, "dtype", None) == dtypes.uint8
-        if is_codes and key not in names:
+        is_scale = elements_each(key, names) > 1
+        if is_scale and getattr(value, "dtype", None) != dtypes.float32:
+            wrong.append(f"{key} of {getattr(value, 'dtype', type(value).__name__)}, not float32")
+        elif is_codes and key not in names:
             wrong.append(f"{key} in 8 bits")
         elif is_codes != (key in names and scale_name(key) in state):
             wrong.append(f"{key} without {scale_name(key)}" if is_codes else f"{scale_name(key)} for {value.dtype}")
-        elif elements_each(key, names) > 1 and key.removesuffix(_SCALE) not in state:
+        elif is_scale and key.removesuffix(_SCALE) not in state:
             wrong.append(f"{key} alone")
     return wrong
 

@@ -204,3 +204,26 @@ def test_what_cannot_be_is_one_clear_line(case: str) -> None:
     with pytest.raises(sg.errors.SpillgradError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_scales_of_another_dtype_are_refused(dtype: str):
+    layer = sg.nn.quantize(sg.nn.Sequential(sg.nn.Linear(70, 9).requires_grad_(False)), "int8")
+    state = {name: value.to(dtype) if "absmax" in name else value for name, value in layer.state_dict().items()}
+    layer.load_state_dict(state, assign=True)
+    with pytest.raises(ValueError, match=f"got 9 scales of {dtype}"):
+        layer(sg.ones(2, 70))
+
+
+def test_of_a_mixed_model_no_layer_is_merged():
+    model = sg.nn.Sequential(sg.nn.Linear(8, 8), sg.nn.Linear(8, 8)).requires_grad_(False)
+    sg.nn.lora(sg.nn.quantize(model, "nf4", skip=("0",)), rank=2)
+    with pytest.raises(sg.errors.GraphError, match="quantized weight"):
+        sg.nn.merge_lora(model)
+    assert not model[0].merged
+    model.state_dict()
+
+
+def test_a_table_that_was_quantized_is_a_table_to_optimizers():
+    model = sg.nn.Sequential(sg.nn.Embedding(100, 64)).requires_grad_(False)
+    assert sg.nn.dequantize(sg.nn.quantize(model, "int8", embeddings=True))[0].weight.exact_state

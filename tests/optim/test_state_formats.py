@@ -243,3 +243,25 @@ def test_parameters_in_half_precision_have_state_in_fewer_bits(dtype, state):
     for each in ((param, optimizer), (wide, exact)):
         steps(*each, 0, 10)
     assert np.abs(param.numpy().astype(np.float32) - wide.numpy()).mean() < 0.01
+
+
+def test_small_second_moments_beside_large_ones_make_no_huge_steps():
+    """A block's scale is that of its largest number; a second moment of 0 would leave eps alone to divide by."""
+    drawn = np.random.default_rng(3)
+    sizes = np.where(np.arange(256) % 2, 1.0, 1e-4)
+    param = nn.Parameter(sg.zeros(64, 256))
+    optimizer = optim.AdamW([param], lr=1e-3, state="int8")
+    for _ in range(100):
+        param.grad = sg.tensor((drawn.standard_normal((64, 256)) * sizes).astype(np.float32))
+        optimizer.step()
+    assert abs(param.detach().numpy()).max() < 0.1  # a step is about lr, up or down
+
+
+@pytest.mark.parametrize("scales", [sg.zeros(28, dtype="bfloat16"), sg.zeros(28, dtype="float64"), None, 1.0], ids=str)
+def test_scales_of_another_kind_are_refused(scales):
+    param, optimizer = made(optim.Lion, {"lr": 1e-3}, "int8")
+    steps(param, optimizer, 0, 1)
+    saved = optimizer.state_dict()
+    saved["state"][0]["exp_avg_scale"] = scales
+    with pytest.raises(StateDictError, match="exp_avg_scale"):
+        optimizer.load_state_dict(saved)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from spillgrad_tools import termination
 from spillgrad_tools.termination import unwinding
 
 PROGRAM = """
 import signal, sys, tempfile
+from spillgrad_tools import termination
 from spillgrad_tools.termination import unwinding
 {before}
 with unwinding(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
@@ -54,3 +56,11 @@ def test_handlers_are_as_before_afterwards_and_other_threads_change_none():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_a_signal_that_a_finalizer_has_swallowed_can_come_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(termination, "_PATIENCE_S", 0.0)
+    with unwinding():
+        for _ in range(2):
+            with pytest.raises(BaseException, match=str(int(signal.SIGTERM))):
+                signal.raise_signal(signal.SIGTERM)

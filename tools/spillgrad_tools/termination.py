@@ -4,10 +4,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 # What a scheduler or a closing terminal sends. Without a handler, the process would end at once.
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_S = 5.0
 
 
 class _Terminated(BaseException):
@@ -29,10 +31,15 @@ def unwinding() -> Iterator[None]:
         return
     ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
 
+    came_s: float | None = None
+
     def terminate(number: int, _: object) -> None:
-        for each in ours:  # a second one would interrupt what the first has begun
-            signal.signal(each, signal.SIG_IGN)
-        raise _Terminated(number)
+        nonlocal came_s
+        now_s = time.monotonic()
+        # A second one would interrupt what the first has begun. Later, that hangs, or a finalizer has swallowed it.
+        if came_s is None or now_s - came_s > _PATIENCE_S:
+            came_s = now_s
+            raise _Terminated(number)
 
     for number in ours:
         signal.signal(number, terminate)

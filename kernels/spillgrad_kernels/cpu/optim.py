@@ -93,7 +93,7 @@ def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
         ],
         "        for j in range(x.size):",
         f"            {', '.join(['x[j]', *[f'new{i}[j]' for i in states]])} = formula({', '.join(operands)})",
-        *[f"        encode{i}(new{i}, codes{i}, scale{i}, x)" for i in states],
+        *[f"        encode{i}(new{i}, codes{i}, scale{i}, x, grad)" for i in states],
     ]
     namespace: dict[str, Any] = {"__name__": __name__, "BLOCK": BLOCK, "formula": formula}
     for i, kind in enumerate(kinds):

@@ -52,9 +52,30 @@ class Quantized(NamedTuple):
     offset: np.ndarray | None = None
 
     def described(self) -> np.ndarray:
-        """Return the numbers that kernels read about the matrix; they hold as long as its arrays live."""
+        """Return the numbers that kernels read about the matrix; they hold as long as its arrays live.
+
+        Raises ValueError for arrays that are not as said above: kernels would read beyond them.
+        """
+        for (name, part), (count, dtype) in zip(list(self._asdict().items())[1:], self._layouts(), strict=True):
+            if part is None:
+                continue
+            if part.dtype != dtype or part.size != count or not part.flags.c_contiguous:
+                raise ValueError(
+                    f"quantized matrix: got {part.size} {name} of {part.dtype} and strides {part.strides} for the "
+                    f"shape {self.shape}; wanted {count} contiguous ones of {np.dtype(dtype)}; quantize the weight anew"
+                )
         addresses = [0 if part is None else part.ctypes.data for part in (*self[1:], dynamic_map())]
         return np.array([self.shape[1], *addresses], np.int64)
+
+    def _layouts(self) -> list[tuple[int, Any]]:
+        """Return how many elements each part has, and of which dtype."""
+        rows, columns = self.shape
+        if self.codes.dtype == np.int8:
+            return [(rows * columns, np.int8), (rows, np.float32), (0, np.float32), (0, np.float32)]
+        blocks = -(-rows * columns // BLOCK)
+        scales = np.float32 if self.nested is None else np.uint8
+        of_codes = -(-rows * columns // 2)
+        return [(of_codes, np.uint8), (blocks, scales), (-(-blocks // NESTED_BLOCK), np.float32), (1, np.float32)]
 
 
 @jit(fastmath=_EXACT)

@@ -60,33 +60,33 @@ def _inverse(values: Any, scales: Any) -> Any:
 
 
 @jitable
-def _encode_signed(values: Any, codes: Any, scales: Any, salt: Any) -> None:
+def _encode_signed(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
     inverse = _inverse(values, scales)
     for j in range(values.size):
         codes[j] = signed_code(values[j] * inverse)
 
 
 @jitable
-def _encode_unsigned(values: Any, codes: Any, scales: Any, salt: Any) -> None:
+def _encode_unsigned(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
     inverse = _inverse(values, scales)
     for j in range(values.size):
         codes[j] = unsigned_code(values[j] * inverse)
 
 
 @jitable
-def _encode_nearest(values: Any, codes: Any, scales: Any, salt: Any) -> None:
+def _encode_nearest(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
     for j in range(values.size):
         codes[j] = narrow_bfloat16(values[j])
 
 
 @jitable
-def _encode_randomly(values: Any, codes: Any, scales: Any, salt: Any) -> None:
+def _encode_randomly(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
     for j in range(values.size):
-        codes[j] = narrow_randomly(values[j], salt[j])
+        codes[j] = narrow_randomly(values[j], salt[j], more_salt[j])
 
 
-# For each kind, the functions decode(code, scale) and encode(values, codes, scales, salt) for kernels. What is encoded
-# is a block, whose scale is scales[0]; `salt` is as long as `values`.
+# For each kind, the functions decode(code, scale) and encode(values, codes, scales, salt, more_salt) for kernels. What
+# is encoded is a block, whose scale is scales[0]; salts are as long as `values`.
 CODERS = {
     "signed": (_decode_signed, _encode_signed),
     "unsigned": (_decode_unsigned, _encode_unsigned),
@@ -106,7 +106,7 @@ def _converter(kind: str, encodes: bool) -> Kernel:
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
                 scale = scales[begin // block :]
                 if encodes:
-                    encode(some, some_codes, scale, some)
+                    encode(some, some_codes, scale, some, some)
                 else:
                     for j in range(some.size):
                         some[j] = decode(some_codes[j], scale[0])

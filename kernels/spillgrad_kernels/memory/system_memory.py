@@ -47,7 +47,7 @@ def system_memory() -> SystemMemory | None:
 
 
 def _machine() -> Iterator[SystemMemory]:
-    with contextlib.suppress(OSError, KeyError):
+    with contextlib.suppress(OSError, KeyError, ValueError):
         values = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         yield SystemMemory(*(int(values[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal")))
 
@@ -68,8 +68,10 @@ def _control_groups() -> Iterator[SystemMemory]:
                 limit = (directory / hierarchy.limit).read_text().strip()
                 used = int((directory / hierarchy.used).read_text())
                 parts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
-            except OSError:  # the root has no limit; a container does not see its parent groups
-                continue
-            if limit != "max":
                 cached = sum(int(parts[name]) for name in hierarchy.cached)  # the group gives up its page cache first
-                yield SystemMemory(int(limit) - used + cached, int(limit))
+                found = None if limit == "max" else SystemMemory(int(limit) - used + cached, int(limit))
+            # The root has no limit; a container does not see its parent groups; some kernels' files say less.
+            except (OSError, KeyError, ValueError):
+                continue
+            if found is not None:
+                yield found

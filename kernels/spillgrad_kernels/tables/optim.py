@@ -261,11 +261,13 @@ def _check_encoded(who: str, param: Array, encoded: Encoded) -> None:
     dtype, block = KINDS[kind]
     wanted = (-(-param.size // block),) if block else None
     found = None if scales is None else scales.shape
-    if param.dtype != np.float32 or codes.dtype.name != dtype or codes.shape != param.shape or found != wanted:
+    has_other_dtype = codes.dtype.name != dtype or (scales is not None and scales.dtype != np.float32)
+    if param.dtype != np.float32 or has_other_dtype or codes.shape != param.shape or found != wanted:
+        of_scales = "" if scales is None else f" of {scales.dtype}"
         raise ValueError(
-            f"{who}: got state of {codes.dtype}, shape {codes.shape} and scales {found}, for a parameter of "
-            f"{param.dtype} and shape {param.shape}; wanted {dtype} of the shape of a float32 parameter, and scales "
-            f"{wanted}; load a state that fits"
+            f"{who}: got state of {codes.dtype}, shape {codes.shape} and scales {found}{of_scales}, for a parameter of "
+            f"{param.dtype} and shape {param.shape}; wanted {dtype} of the shape of a float32 parameter, and float32 "
+            f"scales {wanted}; load a state that fits"
         )
     for array in (codes, scales):
         if array is not None and not (array.flags.c_contiguous and array.flags.writeable):

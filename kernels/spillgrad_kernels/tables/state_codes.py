@@ -101,8 +101,12 @@ def signed_code(share: Any) -> Any:
 
 @jitable
 def unsigned_code(share: Any) -> Any:
-    """Return the code of a share, from 0 to 1, in the unsigned map; that of 0 for negative numbers."""
-    return _U8(rank(_ENTRIES_OF_UNSIGNED[bucket(share)], share))
+    """Return the code of a share, from 0 to 1, in the unsigned map; that of 0 for negative numbers.
+
+    Only 0 itself has the code of 0: a first moment that outlives a second moment of 0 would be divided by eps alone.
+    """
+    number = rank(_ENTRIES_OF_UNSIGNED[bucket(share)], share)
+    return _U8(where(number > _I32(0), number, where(share > _ZERO, _I32(1), _I32(0))))
 
 
 _ZERO, _MOST = _F32(0), _I32(127)
@@ -126,13 +130,13 @@ if DISABLE_JIT:
         """Return the float32 number with these bits."""
         return _I32(word).view(_F32)
 
-    def narrow_randomly(x: Any, salt: Any) -> Any:
+    def narrow_randomly(x: Any, salt: Any, more_salt: Any) -> Any:
         """Return the bits of one of the two bfloat16 numbers beside `x`, the likelier the nearer it is.
 
-        The bits of the float32 number `salt` decide which.
+        The bits of the float32 numbers `salt` and `more_salt` decide which.
         """
-        word, mixed = int(_F32(x).view(np.uint32)), int(_F32(salt).view(np.uint32))
-        mixed = mixed * _MIX[0] & 0xFFFFFFFF
+        word, mixed, more = [int(_F32(number).view(np.uint32)) for number in (x, salt, more_salt)]
+        mixed = (mixed + more * _MIX[1]) * _MIX[0] & 0xFFFFFFFF
         mixed = (mixed ^ mixed >> 15) * _MIX[1] & 0xFFFFFFFF
         if x != x or abs(x) == math.inf:
             return np.uint16((word | (x != x) << 22) >> 16)
@@ -161,9 +165,10 @@ else:
     def of_bits(builder: Any, word: Any) -> Any:
         return builder.bitcast(word, _FLOAT)
 
-    @emitted(lambda x, salt: types.uint16(types.float32, types.float32))
-    def narrow_randomly(builder: Any, x: Any, salt: Any) -> Any:
-        mixed = builder.mul(builder.bitcast(salt, _WORD), _WORD(_MIX[0]))
+    @emitted(lambda x, salt, more_salt: types.uint16(types.float32, types.float32, types.float32))
+    def narrow_randomly(builder: Any, x: Any, salt: Any, more_salt: Any) -> Any:
+        more = builder.mul(builder.bitcast(more_salt, _WORD), _WORD(_MIX[1]))
+        mixed = builder.mul(builder.add(builder.bitcast(salt, _WORD), more), _WORD(_MIX[0]))
         mixed = builder.mul(builder.xor(mixed, builder.lshr(mixed, _WORD(15))), _WORD(_MIX[1]))
         word = builder.bitcast(x, _WORD)
         rounded = builder.add(word, builder.lshr(mixed, _WORD(16)))

@@ -30,6 +30,8 @@ def nearest(values, kind):
     shares = SHARES[kind][SHARES[kind] >= 0]
     ranks = np.searchsorted((shares[:-1] + shares[1:]) / np.float32(2), np.abs(found), side="right")
     codes = np.where(found < 0, 127 - np.minimum(ranks, 127), ranks + 256 - shares.size)
+    if kind == "unsigned":  # only 0 has the code of 0
+        codes = np.where((codes == 0) & (found > 0), 1, codes)
     return codes.astype(np.uint8).reshape(np.shape(values)), scales
 
 
@@ -177,6 +179,7 @@ def test_updates_of_parts_that_begin_at_chunks_give_the_bits_of_the_whole():
         (np.ones(300, np.float32), ("signed", np.zeros(300, np.uint8), np.zeros(1, np.float32)), r"scales \(1,\)"),
         (np.ones(300, np.float32), ("signed", np.zeros(300, np.uint8), None), "scales None"),
         (np.ones(300, np.float32), ("nearest", np.zeros(300, np.uint8), None), "wanted bfloat16"),
+        (np.ones(300, np.float32), ("signed", np.zeros(300, np.uint8), np.zeros(2)), r"scales \(2,\) of float64"),
         (np.ones(300, np.float32), ("signed", np.zeros(600, np.uint8)[::2], np.zeros(2, np.float32)), "contiguous"),
     ],
 )

@@ -21,6 +21,7 @@ from spillgrad.generator import GeneratorState
 from spillgrad.models import pretrained
 from spillgrad.models.catalogue import Config
 from spillgrad.nn import init
+from spillgrad.nn.quantized import QuantizedWeight
 from spillgrad.profiler import record_function
 from spillgrad.spill.offload.master import to_bfloat16
 from spillgrad.spill.offload.needs import disk_need, in_place_bytes
@@ -250,7 +251,7 @@ class Training:
         weights, rank = self.settings.weights, self.settings.lora
         if weights is not None and (is_new or rank is not None):
             model = sg.models.from_safetensors(weights).train()
-            if rank is None and any(isinstance(layer, sg.nn.QuantizedLinear) for layer in model.modules()):
+            if rank is None and any(isinstance(layer, QuantizedWeight) for layer in model.modules()):
                 raise ArgumentError(
                     f"train: the weights in {weights} are quantized; train adapters beside them with --lora"
                 )

@@ -97,6 +97,8 @@ def within(
         if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
             where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
             return Within(dataclasses.replace(options, spill=False), where=where)
+    if options.ram is None and ranks.size == 1 and ram.nbytes < rss_bytes() + _PLANNING_BYTES:
+        return Within(options)  # too little to plan in
     if ranks.is_first:
         chosen = _planned(options, settings, data, place, console, ranks, leave, handed, ram, config)
     return Within(dataclasses.replace(options, **(ranks.firsts(chosen) or {})), ram.nbytes)
