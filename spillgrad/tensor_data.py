@@ -166,11 +166,11 @@ class TensorData:
         """Return the array for a caller that overwrites every element; its values may never have been loaded."""
         return self._array
 
-    def rounded_to(self, dtype: dtypes.DType) -> Any:
+    def _rounded_to(self, dtype: dtypes.DType) -> Any:
         """Return a tensor without graph that has the values in another dtype, if a store has one; else None."""
         return None
 
-    def read_in_place(self, part: Any) -> bool:
+    def _read_in_place(self, part: Any) -> bool:
         """Take the values of a `FilePart`, and read them in that file; return False if this tensor cannot do that."""
         return False
 

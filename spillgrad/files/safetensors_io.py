@@ -93,7 +93,7 @@ class StoredTensor:
         This needs no further memory if `tensor` is contiguous, on the host, and of the same shape and dtype. Nothing is
         read if `tensor` can be read in the file whenever it is used.
         """
-        if self.part is not None and tensor.read_in_place(self.part):
+        if self.part is not None and tensor._read_in_place(self.part):
             return
         with no_grad():
             if tensor.numpy_dtype != self.dtype or tensor.shape != self.shape or tensor.is_cuda:

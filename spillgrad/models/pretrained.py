@@ -77,8 +77,9 @@ def filled(
         with init.skipped(without_memory=bool(matrices)):
             model = layout.kind(sizes)
     if matrices:
-        model = quantized_files.prepare(model, saved, matrices)
-        quantized_files.give_memory(model)
+        with init.skipped():
+            model = quantized_files.prepare(model, saved, matrices)
+            quantized_files.give_memory(model)
     if model.lm_head.weight is model.get_submodule(layout.embedding.removesuffix(".weight")).weight:
         saved = _without_tied_head(saved, layout.embedding, path)
     try:

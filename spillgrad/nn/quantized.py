@@ -37,7 +37,9 @@ class QuantizedWeight(Module):
         self.format = format
         self.dtype = dtype
         self.weight_shape = matrix.shape
-        codes = reshape(matrix.codes, stored_shape(matrix.shape, format))
+        stored, codes = stored_shape(matrix.shape, format), matrix.codes
+        if codes.shape != stored:  # a view is not read in place, nor offloaded while a model is built
+            codes = reshape(codes, stored)
         for name, part in zip(BUFFERS, (codes, *matrix[2:]), strict=True):
             self.register_buffer(name, part)
 

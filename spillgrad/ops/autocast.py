@@ -187,7 +187,7 @@ class Casting(NamedTuple):
 
 
 def _parameter_as(parameter: Tensor, dtype: dtypes.DType) -> Tensor:
-    rounded = parameter.rounded_to(dtype)
+    rounded = parameter._rounded_to(dtype)
     if rounded is not None:
         return rounded.alias(edge_as(parameter, dtype))  # type: ignore[no-any-return]
     converted = to_dtype(parameter, dtype)
@@ -212,7 +212,7 @@ def as_operand(parameter: Tensor) -> Tensor:
 
 def rounded_for_product(operand: Tensor, dtype: dtypes.DType) -> Tensor:
     """Return an operand that a product rounds to `dtype` itself; rounded, if a store has it so, with its gradient."""
-    rounded = operand.rounded_to(dtype)
+    rounded = operand._rounded_to(dtype)
     return operand if rounded is None else rounded.alias(operand.gradient_edge())
 
 
@@ -477,4 +477,4 @@ def half_in_autocast(function: _Function) -> _Function:
 def _as(argument: Any, casting: Casting, sources: frozenset[dtypes.DType], dtype: dtypes.DType) -> Any:
     if not casting.is_for(argument, sources):
         return argument
-    return to_dtype(argument, dtype) if argument.rounded_to(dtype) is None else _parameter_as(argument, dtype)
+    return to_dtype(argument, dtype) if argument._rounded_to(dtype) is None else _parameter_as(argument, dtype)

@@ -114,10 +114,14 @@ class Planes:
     def prepare(self, handle: Split) -> None:
         """Have the planes in RAM until the next change has ended, so that it can end whatever the disk does."""
         if handle.targets is None:
+            held = []
             for plane in handle.planes:
+                # Held first: to begin a change ends others, and would end that of a plane which nothing holds.
+                held.append(plane.array)
                 if not plane._changing:
                     plane.begin_change()
-            handle.targets = handle.rounded._array.reshape(-1)[handle.part], handle.low._array
+            rounded, low = held
+            handle.targets = rounded.reshape(-1)[handle.part], low
 
     def end_change(self, handle: Split, changed: bool) -> None:
         """Store the new values in the planes."""

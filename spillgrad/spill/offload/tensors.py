@@ -263,11 +263,11 @@ class Offloaded(Tensor):
     def array_to_overwrite(self) -> np.ndarray:
         return self._storage.array_to_overwrite()
 
-    def rounded_to(self, dtype: DType) -> Tensor | None:
+    def _rounded_to(self, dtype: DType) -> Tensor | None:
         rounded = self._storage.rounded_to(dtype)
         return rounded if rounded is not None and rounded.shape == self.shape else None
 
-    def read_in_place(self, part: FilePart) -> bool:
+    def _read_in_place(self, part: FilePart) -> bool:
         return type(self) in _PLAIN and self._storage.read_in_place(part)
 
     def alias(self, edge: Edge = NO_EDGE) -> Tensor:

@@ -60,15 +60,21 @@ class Room:
                     return False
                 if state.failures and not raises:
                     return False
+                if self._is_paused(raises):  # after a failure nothing is written, and nobody would wake this caller
+                    return True
                 state.bell.ring()
                 state.changed.wait()
                 state.require_open("put")
-                if raises:
-                    self._full_disk.answer_failures()
-                if self._full_disk.is_paused:
+                if self._is_paused(raises):
                     return True
         finally:
             self.waiting_puts -= 1
             self.waiting_bytes -= nbytes
             state.counters.waited_to_put(started, state.sequence, label, dtype)
         return True
+
+    def _is_paused(self, raises: bool) -> bool:
+        """Return whether arrays stay in RAM now; if `raises`, first raise SpillError for failures if they may not."""
+        if raises:
+            self._full_disk.answer_failures()
+        return self._full_disk.is_paused

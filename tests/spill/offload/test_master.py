@@ -333,3 +333,42 @@ def test_what_cannot_be_is_one_line(
         sg.disk_offload(make(), directory=tmp_path, ram_budget="4MiB", **options)
     assert "\n" not in str(error.value)
     assert [word for word in words if word not in str(error.value)] == []
+
+
+def multiplied(model: nn.Module) -> None:
+    with sg.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)
+
+
+def loaded(model: nn.Module) -> None:
+    model.load_state_dict({name: 0.5 * sg.ones(*value.shape) for name, value in model.state_dict().items()})
+
+
+def drawn(model: nn.Module) -> None:
+    sg.manual_seed(3)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+
+
+def written(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.detach().numpy()[...] += 1
+
+
+@pytest.mark.parametrize("change", [multiplied, loaded, drawn, written])
+def test_a_change_outside_of_modules_reaches_both_halves_under_the_least_budget(
+    tmp_path: Path, cut: bool, change: Callable[[nn.Module], None]
+):
+    models = [nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(6)]) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    offload = sg.disk_offload(models[0], None, tmp_path, ram_budget="1GiB", master="split")
+    offload = sg.disk_offload(copy.deepcopy(models[1]), None, tmp_path, ram_budget=offload.least_budget, master="split")
+    for _ in range(2):
+        for model in (offload.model, models[1]):
+            change(model)
+        for ours, theirs in zip(weights(offload.model), weights(models[1]), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    x = sg.randn(4, 256)
+    with autocast(), sg.no_grad():
+        np.testing.assert_array_equal(offload.model(x).numpy(), models[1](x).numpy())

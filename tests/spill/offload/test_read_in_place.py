@@ -288,3 +288,17 @@ except OSError:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([*inside, sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert ran.stdout.startswith("0x1."), ran.stderr
+
+
+@pytest.mark.parametrize("master", ["whole", "split"])
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+def test_codes_of_quantized_weights_stay_in_their_file_too(tmp_path: Path, to: str, master: str):
+    folder = sg.models.quantize(written(tmp_path), to, tmp_path / to)
+    offload = sg.disk_offload(lambda: frozen(folder), None, tmp_path / "spill", ram_budget="600KiB", master=master)
+    codes = [value for name, value in offload.model.named_buffers() if name.endswith(".weight")]
+    # One that something still refers to, when it is loaded, is copied.
+    assert sum(each.storage.is_read_in_place for each in codes) >= len(codes) - 1 == 11
+    with sg.no_grad():
+        logits = [model(TOKENS[0])[0].numpy() for model in (offload.model, frozen(folder))]
+    np.testing.assert_array_equal(*logits)
+    assert offload.stats().peak_ram_bytes <= 600 << 10
