@@ -162,7 +162,7 @@ class Plan(TrainingPlan):
         Examples
         --------
         >>> import spillgrad as sg
-        >>> plan = sg.planning.plan("tiny", batch=4, context=32, ram="1GiB")
+        >>> plan = sg.planning.plan("tiny", batch=4, context=32, ram="8GiB")
         >>> tokens = sg.zeros(4, 32, dtype="int64")
         >>> with plan.apply(sg.models.build("tiny"), sg.optim.AdamW) as training:
         ...     with training.forward():

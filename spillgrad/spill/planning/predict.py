@@ -9,7 +9,6 @@ it writes arrays until half the budget is free.
 """
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -65,6 +64,7 @@ class Whole(Candidate):
         self._more = 0 if profile.layers is None else depth - 2  # the layers that the profile did not run
         self._prefix = f"{profile.layers}." if profile.layers else ""
         self.units = self._units()
+        self._sums_bytes = self._bytes_of_sums()
 
     @property
     def parameter_bytes(self) -> int:
@@ -275,9 +275,8 @@ class Whole(Candidate):
         copies_bytes = min(self.trained_bytes, MOST_COPIES_BYTES) if is_later else 0
         return copies_bytes + (0 if sharing.wire.is_exact else -(-self.trained_bytes // sharing.ranks))
 
-    @functools.cached_property
-    def _sums_bytes(self) -> int:
-        """The bytes that adding up gradients takes beside them. Those of an offloaded model are in its budget."""
+    def _bytes_of_sums(self) -> int:
+        """Return the bytes that sums of gradients take beside them; those of an offloaded model are in its budget."""
         sharing, trained_bytes = self.sharing, self.trained_bytes
         if self.offload or not sharing.sums:
             return 0

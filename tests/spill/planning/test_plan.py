@@ -111,6 +111,7 @@ def test_a_model_in_ram_has_all_its_gradients_when_it_is_updated_and_all_it_save
     # Of a frozen model, it is most when all is saved.
     profile = made_up(offload=False)
     profile.trained_bytes.clear()
+    profile.state_bytes.clear()
     assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + more + 5 * 2 * SAVED
 
 

@@ -79,7 +79,7 @@ def test_what_may_not_fit_is_planned_though_nobody_asked(
 def test_a_report_of_a_plan_that_keeps_all_is_of_a_store_that_wrote_nothing(
     here: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert main([*ARGUMENTS, "--ram", "1GiB", "--report", "--out", "out"]) == 0
+    assert main([*ARGUMENTS, "--ram", "8GiB", "--report", "--out", "out"]) == 0
     printed = capsys.readouterr().out
     assert "plan: the model in RAM, what backward needs, too\n" in printed
     assert re.search(r"written to disk +0 B", printed)
