@@ -158,6 +158,7 @@ KILLED = """
 import os, signal, time
 from spillgrad.files import safetensors_io
 from spillgrad_tools.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 write = safetensors_io.write_ranges
 def part_of(folder, ranges):
     write(folder, ranges[: len(ranges) // 2])
