@@ -128,3 +128,29 @@ def test_a_store_that_cannot_be_made_leaves_nothing_behind(directory: Path):
         if not call.happened:
             break
     assert refused > 1
+
+
+def test_a_caller_that_needs_room_after_a_write_failed_is_told_so_and_does_not_wait(directory: Path):
+    """The writer rests after a failure: it would wake nobody."""
+    store = DiskStore(directory, ram_budget=ARRAY.nbytes, direct_io=False)
+    first = store.put(ARRAY.copy(), persistent=True)
+    store.flush()
+    with FailingCall(FAULTS["disk full"], 1):
+        second = store.put(ARRAY + 1, persistent=True)  # which takes the place of the first one
+        store._state.bell.ring()
+        wait_until(lambda: bool(store._state.failures))
+        answers = list[object]()
+
+        def read() -> None:
+            try:
+                answers.append(store.get(first))
+            except SpillError as error:
+                answers.append(error)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        reader.join(30)
+        assert [type(answer) for answer in answers] == [SpillError]
+    np.testing.assert_array_equal(store.get(second), ARRAY + 1)
+    np.testing.assert_array_equal(store.get(first), ARRAY)
+    store.close()
