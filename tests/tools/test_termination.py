@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,11 +42,19 @@ def test_a_signal_ends_the_process_after_its_folder_is_gone(number: signal.Signa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def default_handlers() -> Iterator[None]:
+    former = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_handlers")
 def test_handlers_are_as_before_afterwards_and_other_threads_change_none():
-    before = signal.getsignal(signal.SIGTERM)
     with unwinding():
-        assert before is not signal.SIG_DFL or signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     seen = []
 
     def look() -> None:
@@ -55,9 +64,10 @@ def test_handlers_are_as_before_afterwards_and_other_threads_change_none():
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert seen == [signal.SIG_DFL]
 
 
+@pytest.mark.usefixtures("default_handlers")
 def test_a_signal_that_a_finalizer_has_swallowed_can_come_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(termination, "_PATIENCE_S", 0.0)
     with unwinding():

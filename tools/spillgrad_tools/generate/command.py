@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,9 +47,6 @@ def run(options: GenerateOptions) -> None:
 
     Raises BudgetError if `options.ram` is too small; the message gives the least memory that suffices.
     """
-    if threading.current_thread() is threading.main_thread():
-        # As Ctrl-C does, SIGTERM unwinds the stack: the files of weights on disk go.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     prompt = _prompt(options)
     found = sg.models.describe(options.weights, options.base)
     words = words_for(found, options, prompt)
