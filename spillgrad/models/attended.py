@@ -3,8 +3,8 @@
 import numpy as np
 
 from spillgrad.errors import ShapeError
-from spillgrad.ops import creation
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.device_array import empty_beside
 
 
 def first_keys(
@@ -26,7 +26,8 @@ class LayerCache:
     """The keys and values of a layer, for the positions seen so far; room for further ones is made ahead."""
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, Tensor] | None = None
+        # Arrays, as nothing here is differentiated: operations would take longer than the copies.
+        self._kept: list[np.ndarray] | None = None
         self.length = 0
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,23 +35,21 @@ class LayerCache:
 
         Shapes: k and v (B, heads, T, E), results (B, heads, positions, E).
         """
-        before, self.length = self.length, self.length + k.shape[-2]
+        new = (k.array, v.array)
+        before, self.length = self.length, self.length + new[0].shape[-2]
         if self._kept is None or self._kept[0].shape[-2] < self.length:
             # Twice as many: then each position is copied less than twice, whatever the length.
-            self._kept = tuple(  # type: ignore[assignment]
-                _with_room(new, None if self._kept is None else self._kept[number], before, 2 * self.length)
-                for number, new in enumerate((k, v))
-            )
-        assert self._kept is not None
-        for kept, new in zip(self._kept, (k, v), strict=True):
-            kept[:, :, before : self.length] = new
-        keys, values = (kept[:, :, : self.length] for kept in self._kept)
+            former = (None, None) if self._kept is None else self._kept
+            self._kept = [_with_room(*pair, before, 2 * self.length) for pair in zip(new, former, strict=True)]
+        for kept, added in zip(self._kept, new, strict=True):
+            kept[:, :, before : self.length] = added
+        keys, values = (Tensor.wrap(kept[:, :, : self.length]) for kept in self._kept)
         return keys, values
 
 
-def _with_room(like: Tensor, kept: Tensor | None, length: int, room: int) -> Tensor:
+def _with_room(like: np.ndarray, kept: np.ndarray | None, length: int, room: int) -> np.ndarray:
     batch, heads, _, width = like.shape
-    made = creation.empty(batch, heads, room, width, dtype=like.dtype, device=like.device)
+    made = empty_beside(like, (batch, heads, room, width), like.dtype)
     if kept is not None:
         made[:, :, :length] = kept[:, :, :length]
     return made

@@ -195,7 +195,7 @@ class LanguageModel(Module):
 
         The model computes in evaluation mode. Between two tokens it is as its user left it.
         """
-        training = [module for module in self.modules() if module.training]
+        training = [module for module in (self, *self._submodule_paths()) if module.training]
         for module in training:
             module.training = False
         try:

@@ -21,6 +21,9 @@ from spillgrad.tensor import Tensor
 
 __all__ = ["Module"]
 
+# What assigned parameters, buffers and modules are kept in, by name.
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
 _COMPLEX_IS_NEW = (
     "Complex modules are a new feature under active development whose design may change, and some modules might not "
     "work as expected when using complex tensors as parameters or buffers."
@@ -187,7 +190,7 @@ class Module(ModuleCalls, ModuleState):
 
     def _make_free(self, name: str, registry: str) -> None:
         """Remove a name from all registries except `registry`, and from plain attributes: a name has one meaning."""
-        for other in ("_parameters", "_buffers", "_modules"):
+        for other in _REGISTRIES:
             if other != registry and name in vars(self).get(other, ()):
                 delattr(self, name)
         vars(self).pop(name, None)
@@ -215,14 +218,15 @@ class Module(ModuleCalls, ModuleState):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        for registry in ("_parameters", "_buffers", "_modules"):
-            entries = vars(self).get(registry, {})
-            if name in entries:
+        own = self.__dict__
+        for registry in _REGISTRIES:
+            entries = own.get(registry)
+            if entries and name in entries:
                 return entries[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
-        for registry in ("_parameters", "_buffers", "_modules"):
+        for registry in _REGISTRIES:
             if name in vars(self).get(registry, {}):
                 del vars(self)[registry][name]
                 Module._structure_version += 1
