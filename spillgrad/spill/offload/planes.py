@@ -190,7 +190,7 @@ class SplittingResidents(PiecingResidents):
     def split(self, tensor: Tensor, label: Label) -> None:
         storage = tensor._storage
         if type(storage) is OffloadedStorage and is_split(tensor):
-            former = cast(OffloadedStorage, storage)._handle  # of values that were loaded as the model was built
+            former = storage._handle  # of values that were loaded as the model was built
             flat = tensor._array.reshape(-1)
             self._split(tensor, flat, label)
             del flat
