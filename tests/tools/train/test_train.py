@@ -880,7 +880,7 @@ def test_the_table_says_how_much_was_evaluated(here: Path, capsys: pytest.Captur
         (["--shard", "all"], ["--shard all without --offload"]),
         (["--autocast", "--master", "split"], ["--master split without --offload"]),
         (["--offload", "--master", "none"], ["--master none without --autocast"]),
-        (["--ram", "4GiB", "--autocast", "--master", "none"], ["--ram 4GiB with --master none"]),
+        (["--lossy", "--no-spill"], ["--lossy without a plan"]),
         (["--ram", "4GiB", "--offload"], ["--ram 4GiB with --offload"]),
         (["--ram", "auto", "--ram-budget", "1MiB"], ["--ram auto with --ram-budget 1MiB"]),
         (["--ram", "4GiB", "--no-spill"], ["--ram 4GiB with --no-spill"]),
