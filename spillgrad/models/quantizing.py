@@ -21,9 +21,9 @@ from spillgrad.models.quantized_files import STATE, STATE_BYTES
 from spillgrad.nn import init
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
-from spillgrad.nn.quantize import SKIPPED, quantizable
+from spillgrad.nn.quantize import quantizable
 from spillgrad.nn.quantized import empty_matrix, require_format
-from spillgrad.nn.replacing import matches
+from spillgrad.nn.replacing import OUTPUT_LAYERS, matches
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 from spillgrad.storage.sizes import parse_bytes
@@ -100,7 +100,7 @@ class _Part:
 
 
 def quantize(
-    path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], *, skip: str | Sequence[str] = SKIPPED,
+    path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], *, skip: str | Sequence[str] = OUTPUT_LAYERS,
     embeddings: bool = False, max_shard_size: int | str = "5GB", overwrite: bool = False,
 ) -> Path:  # fmt: skip
     """Write a model in files as one whose linear layers have weights of 4 or 8 bits, which `from_pretrained` reads.

@@ -22,18 +22,15 @@ from spillgrad.nn.quantized import (
     QuantizedWeight,
     require_format,
 )
-from spillgrad.nn.replacing import matches, replaced
+from spillgrad.nn.replacing import OUTPUT_LAYERS, matches, replaced
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 
 __all__ = ["dequantize", "quantize"]
 
-# The layer that a model computes its outputs with; as in peers, it stays as it is.
-SKIPPED = ("lm_head",)
-
 
 def quantize(
-    model: Module, to: str, skip: str | Sequence[str] = SKIPPED, *, embeddings: bool = False
+    model: Module, to: str, skip: str | Sequence[str] = OUTPUT_LAYERS, *, embeddings: bool = False
 ) -> Module:  # fmt: skip
     """Hold the frozen weights of a model's linear layers in 4 or 8 bits, in place.
 

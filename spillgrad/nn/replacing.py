@@ -5,6 +5,9 @@ from collections.abc import Mapping
 
 from spillgrad.nn.module import Module
 
+# The layer that a language model computes its outputs with; as in peers, it stays as it is unless it is named.
+OUTPUT_LAYERS = ("lm_head",)
+
 
 def matches(path: str, name: str, is_pattern: bool) -> bool:
     """Return whether a layer's path is a name, ends with it, or matches it as a pattern, if it is one."""
