@@ -17,7 +17,7 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.quantized import QuantizedConv1D, QuantizedLinear
-from spillgrad.nn.replacing import OUTPUT_LAYERS, matches, replaced
+from spillgrad.nn.replacing import OUTPUT_LAYERS, LayerNames, replaced
 from spillgrad.ops import matrix_products, quantized
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.elementwise import call
@@ -475,8 +475,8 @@ def _adaptable(model: Module) -> tuple[dict[str, tuple[Module, type[LoRALayer]]]
 def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
     """Return the paths of the layers to adapt."""
     found, tied = _adaptable(model)
-    names = [] if target is None else [target] if isinstance(target, str) else list(target)
-    unknown = [name for name in names if not any(matches(path, name, isinstance(target, str)) for path in found)]
+    names = LayerNames("lora: target", () if target is None else target)
+    unknown = names.unknown(found)
     if not found:
         raise ArgumentError(
             f"lora: {type(model).__name__} has no layer that adapters are for{_stay(tied)}; those are "
@@ -489,9 +489,9 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
         )
     if target is None:
         # An output layer is wide: its adapters would keep its product, the logits, in memory.
-        inner = [path for path in found if not any(matches(path, name, False) for name in OUTPUT_LAYERS)]
-        return inner or list(found)
-    return [path for path in found if any(matches(path, name, isinstance(target, str)) for name in names)]
+        outputs = LayerNames("lora", OUTPUT_LAYERS)
+        return [path for path in found if path not in outputs] or list(found)
+    return [path for path in found if path in names]
 
 
 def _stay(tied: Sequence[str]) -> str:
