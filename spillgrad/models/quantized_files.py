@@ -83,7 +83,8 @@ def dequantized(
     `is_transposed` says of a name whether its weight is that of GPT-2's layers. Raises CheckpointError as `split` does.
     """
     named, matrices = split(saved)
-    found, names = {}, []
+    found: dict[str, Any] = {}
+    names = []
     for name, tensor in saved.items():
         matrix = matrices.get(id(tensor))
         if matrix is not None:
