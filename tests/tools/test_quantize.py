@@ -85,6 +85,7 @@ _ALL = [f"--skip={each}_proj" for each in ("q", "k", "v", "o", "gate", "up", "do
         (["small", "--to", "int8", "--out", "place"], "are quantized already"),
         (["adapters", "--to", "int8", "--out", "place"], "merge them first"),
         (["base", "--to", "int8", "--out", "place", *_ALL], "name fewer"),
+        (["base", "--to", "int8", "--out", "place", "--skip", "up_prof"], "'up_prof'"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )  # fmt: skip

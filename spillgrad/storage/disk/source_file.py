@@ -308,9 +308,11 @@ class SourceFiles:
     def free(self, extent: SourceExtent) -> None:
         """Forget an array; close its file if that was the last one. No read of the array may be under way."""
         file = extent.file
+        key = file.path, file.state
         with self._lock:
             file.arrays -= 1
-            if not file.arrays and self._files.pop((file.path, file.state), None) is not None:
+            if not file.arrays and self._files.get(key) is file:
+                del self._files[key]
                 file.close()
 
     def close(self) -> None:
