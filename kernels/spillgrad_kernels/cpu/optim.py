@@ -101,8 +101,9 @@ def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
     def indented(by: int, *lines: str) -> list[str]:
         return [" " * by + line for line in lines]
 
+    stored = ", ".join([f"all_codes{i}, scales{i}, entries{i}" for i in states])
     lines = [
-        f"def loop(param, gradient, left, {', '.join([f'all_codes{i}, scales{i}, entries{i}' for i in states])}, numbers):",
+        f"def loop(param, gradient, left, {stored}, numbers):",
         *indented(4, "promise_no_overlap()"),
         *indented(4, *[f"{number} = numbers[{i}]" for i, number in enumerate(numbers)]),
         *indented(4, *[f"new{i}, inverse{i} = on_stack{i}(), ZERO" for i in scaled]),
