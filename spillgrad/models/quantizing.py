@@ -21,9 +21,9 @@ from spillgrad.models.quantized_files import STATE, STATE_BYTES
 from spillgrad.nn import init
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
-from spillgrad.nn.quantize import SKIPPED, quantizable
+from spillgrad.nn.quantize import quantizable, skipped_layers
 from spillgrad.nn.quantized import empty_matrix, require_format
-from spillgrad.nn.replacing import matches
+from spillgrad.nn.replacing import OUTPUT_LAYERS
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 from spillgrad.storage.sizes import parse_bytes
@@ -100,7 +100,7 @@ class _Part:
 
 
 def quantize(
-    path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], *, skip: str | Sequence[str] = SKIPPED,
+    path: str | os.PathLike[str], to: str, out: str | os.PathLike[str], *, skip: str | Sequence[str] = OUTPUT_LAYERS,
     embeddings: bool = False, max_shard_size: int | str = "5GB", overwrite: bool = False,
 ) -> Path:  # fmt: skip
     """Write a model in files as one whose linear layers have weights of 4 or 8 bits, which `from_pretrained` reads.
@@ -153,18 +153,17 @@ def quantize(
     require_format("quantize", to)
     max_shard_bytes = parse_bytes(max_shard_size)
     place = safetensors_io.absolute(out).resolve()
-    names = (skip,) if isinstance(skip, str) else tuple(skip)
 
     def use(model: ExportedModel) -> Path:
         if model.adapters:
             raise ArgumentError(f"quantize: {model.path} has adapters; merge them first: spillgrad export --merge")
         require_free(place, model, "safetensors", overwrite)
-        layers = _layers(model, to, names, isinstance(skip, str), embeddings)
+        layers, skipped = _layers(model, to, skip, embeddings)
         tensors: dict[str, Any] = {}
         for name, stored in model.tensors.items():
             of_layer = dict(layers[name].parts()) if name in layers else {name: _stored(stored)}
             tensors |= of_layer
-        description = {**model.description, "quantization_config": _config(to, names)}
+        description = {**model.description, "quantization_config": _config(to, skipped)}
         with replacing(place, sum(tensor.nbytes for tensor in tensors.values())) as new:
             new.mkdir()
             safetensors_io.write(new, MODEL, tensors, max_shard_bytes, _write, METADATA)
@@ -189,9 +188,9 @@ def _stored(stored: Any) -> _Part:
 
 
 def _layers(
-    model: ExportedModel, to: str, skip: tuple[str, ...], is_pattern: bool, embeddings: bool
-) -> dict[str, _Layer]:  # fmt: skip
-    """Return the weights to quantize, by their names in the files."""
+    model: ExportedModel, to: str, skip: str | Sequence[str], embeddings: bool
+) -> tuple[dict[str, _Layer], tuple[str, ...]]:  # fmt: skip
+    """Return the weights to quantize, by their names in the files, and the names of the layers that stay."""
     layout = layout_of(model.description)
     given: dict[str, Any] = dict(model.tensors)
     if "quantization_config" in model.description or any(
@@ -203,9 +202,10 @@ def _layers(
     names = {id(tensor): name for name, tensor in given.items()}
     own = {name: names[id(tensor)] for name, tensor in layout.own_weights(given).items()}
     found = {}
+    skipped = skipped_layers(built, skip)
     for path, layer in quantizable(built):
         is_table = type(layer).forward is Embedding.forward
-        if any(matches(path, name, is_pattern) for name in skip) or (is_table and not embeddings):
+        if path in skipped or (is_table and not embeddings):
             continue
         name = own.get(f"{path}.weight")
         wanted = tuple(layer._parameters["weight"].shape)  # type: ignore[union-attr]
@@ -216,8 +216,8 @@ def _layers(
             )
         found[name] = _Layer(name, given[name], to, type(layer).forward is Conv1D.forward)
     if not found:
-        raise ArgumentError(f"quantize: {model.path} has no linear layer that skip={skip} leaves; name fewer")
-    return found
+        raise ArgumentError(f"quantize: {model.path} has no linear layer that skip={skipped.names} leaves; name fewer")
+    return found, skipped.names
 
 
 def _config(to: str, skip: tuple[str, ...]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.quantized import QuantizedConv1D, QuantizedLinear
-from spillgrad.nn.replacing import matches, replaced
+from spillgrad.nn.replacing import OUTPUT_LAYERS, LayerNames, replaced
 from spillgrad.ops import matrix_products, quantized
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.elementwise import call
@@ -307,9 +307,9 @@ def lora(
     dropout : float, default 0.0
         Probability of dropping an element of the adapters' inputs, from 0 to below 1.
     target : str or sequence of str, optional
-        Which `Linear` layers and `Conv1D` layers of GPT-2 to adapt; all, by default. A list of names such as
-        "attn.c_proj" chooses layers whose path ends in one of the names. A string is one name, or a regular expression
-        that matches whole paths.
+        Which `Linear` layers and `Conv1D` layers of GPT-2 to adapt; by default, all but an output layer, `lm_head`, as
+        peft's "all-linear" does. A list of names such as "attn.c_proj" chooses layers whose path ends in one of the
+        names. A string is one name, or a regular expression that matches whole paths.
 
     Returns
     -------
@@ -475,8 +475,8 @@ def _adaptable(model: Module) -> tuple[dict[str, tuple[Module, type[LoRALayer]]]
 def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
     """Return the paths of the layers to adapt."""
     found, tied = _adaptable(model)
-    names = [] if target is None else [target] if isinstance(target, str) else list(target)
-    unknown = [name for name in names if not any(matches(path, name, isinstance(target, str)) for path in found)]
+    names = LayerNames("lora: target", () if target is None else target)
+    unknown = names.unknown(found)
     if not found:
         raise ArgumentError(
             f"lora: {type(model).__name__} has no layer that adapters are for{_stay(tied)}; those are "
@@ -488,8 +488,10 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
             f"{', '.join(found)}{_stay(tied)}: name some of the former"
         )
     if target is None:
-        return list(found)
-    return [path for path in found if any(matches(path, name, isinstance(target, str)) for name in names)]
+        # An output layer is wide: its adapters would keep its product, the logits, in memory.
+        outputs = LayerNames("lora", OUTPUT_LAYERS)
+        return [path for path in found if path not in outputs] or list(found)
+    return [path for path in found if path in names]
 
 
 def _stay(tied: Sequence[str]) -> str:

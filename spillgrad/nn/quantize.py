@@ -22,18 +22,15 @@ from spillgrad.nn.quantized import (
     QuantizedWeight,
     require_format,
 )
-from spillgrad.nn.replacing import matches, replaced
+from spillgrad.nn.replacing import OUTPUT_LAYERS, LayerNames, replaced
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 
 __all__ = ["dequantize", "quantize"]
 
-# The layer that a model computes its outputs with; as in peers, it stays as it is.
-SKIPPED = ("lm_head",)
-
 
 def quantize(
-    model: Module, to: str, skip: str | Sequence[str] = SKIPPED, *, embeddings: bool = False
+    model: Module, to: str, skip: str | Sequence[str] = OUTPUT_LAYERS, *, embeddings: bool = False
 ) -> Module:  # fmt: skip
     """Hold the frozen weights of a model's linear layers in 4 or 8 bits, in place.
 
@@ -63,8 +60,9 @@ def quantize(
     Raises
     ------
     ArgumentError
-        For an unknown format, a weight that is trained, that is not finite or that is offloaded, a model with adapters,
-        and if there is nothing to quantize. Nothing was changed, unless a later weight is not finite.
+        For an unknown format, a name in `skip` that no layer has, a weight that is trained, that is not finite or that
+        is offloaded, a model with adapters, and if there is nothing to quantize. Nothing was changed, unless a later
+        weight is not finite.
 
     Notes
     -----
@@ -81,7 +79,7 @@ def quantize(
     (2, 64)
     """
     require_format("quantize", to)
-    paths = _chosen(model, (skip,) if isinstance(skip, str) else tuple(skip), isinstance(skip, str), embeddings)
+    paths = _chosen(model, skipped_layers(model, skip), embeddings)
     for path in paths:
         layer = model.get_submodule(path)
         model = replaced(model, {layer: quantized_layer(layer, path, to)})
@@ -100,19 +98,32 @@ def quantizable(model: Module) -> Iterator[tuple[str, Module]]:
             yield path, module
 
 
-def _chosen(model: Module, skip: tuple[str, ...], is_pattern: bool, embeddings: bool) -> list[str]:
+def skipped_layers(model: Module, skip: str | Sequence[str]) -> LayerNames:
+    """Return the names of layers that stay as they are. Raises ArgumentError for a name that no layer has."""
+    names = LayerNames("quantize: skip", skip)
+    layers = [path for path, m in model.named_modules() if "weight" in m._parameters or "weight" in m._buffers]
+    if skip != OUTPUT_LAYERS and (unknown := names.unknown(layers)):
+        ends = dict.fromkeys(path.rpartition(".")[2] for path in layers)
+        raise ArgumentError(
+            f"quantize: got skip {', '.join(map(repr, unknown))}; {type(model).__name__} has layers that end in "
+            f"{', '.join(ends)}: name some of these, or whole paths"
+        )
+    return names
+
+
+def _chosen(model: Module, skip: LayerNames, embeddings: bool) -> list[str]:
     """Return the paths of layers to quantize. Raises ArgumentError for those that cannot be."""
     if any(isinstance(module, LoRALayer) for module in model.modules()):
         raise ArgumentError("quantize: got a model with adapters; quantize the model first, then call lora(model)")
     found = {
         path: layer
         for path, layer in quantizable(model)
-        if not any(matches(path, name, is_pattern) for name in skip)
-        and (embeddings or type(layer).forward is not Embedding.forward)
+        if path not in skip and (embeddings or type(layer).forward is not Embedding.forward)
     }
     if not found:
         raise ArgumentError(
-            f"quantize: {type(model).__name__} has no linear layer that skip={skip} leaves; give a model with some"
+            f"quantize: {type(model).__name__} has no linear layer that skip={skip.names} leaves; give a model "
+            "with some"
         )
     named = {path: layer._parameters["weight"] for path, layer in found.items()}
     if trained := [path for path, weight in named.items() if weight is not None and weight.requires_grad]:

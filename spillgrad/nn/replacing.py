@@ -1,14 +1,40 @@
 """Choosing layers of a model by name, and putting other layers in their places."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
 
+# The layer that a language model computes its outputs with; as in peers, it stays as it is unless it is named.
+OUTPUT_LAYERS = ("lm_head",)
 
-def matches(path: str, name: str, is_pattern: bool) -> bool:
-    """Return whether a layer's path is a name, ends with it, or matches it as a pattern, if it is one."""
-    return path == name or path.endswith(f".{name}") or (is_pattern and re.fullmatch(name, path) is not None)
+
+class LayerNames:
+    """Layers of a model by name: a layer's whole path or an end of it; one string may also be a pattern of whole paths.
+
+    Raises ArgumentError, which begins with `who`, for a string that is no pattern.
+    """
+
+    def __init__(self, who: str, names: str | Iterable[str]) -> None:
+        self.names = (names,) if isinstance(names, str) else tuple(names)
+        try:
+            self._pattern = re.compile(names) if isinstance(names, str) else None
+        except re.error as error:
+            raise ArgumentError(
+                f"{who}: got {names!r}, which is no layer's name, and no regular expression ({error}); correct it"
+            ) from error
+
+    def __contains__(self, path: str) -> bool:
+        return any(self._is_named(path, name) for name in self.names)
+
+    def unknown(self, paths: Collection[str]) -> list[str]:
+        """Return the names that none of the paths has."""
+        return [name for name in self.names if not any(self._is_named(path, name) for path in paths)]
+
+    def _is_named(self, path: str, name: str) -> bool:
+        ends = path == name or path.endswith(f".{name}")
+        return ends or (self._pattern is not None and self._pattern.fullmatch(path) is not None)
 
 
 def replaced(model: Module, others: Mapping[Module, Module]) -> Module:

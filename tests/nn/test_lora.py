@@ -138,6 +138,7 @@ def test_tied_weights_stay_as_they_are():
         ({"target": "k_proj"}, "'k_proj'; Net has the layers q_proj, mlp.0, mlp.2, and with tied.* head"),
         ({"target": ["q_proj", "v_proj"]}, "'v_proj'"),
         ({"target": "head"}, "'head'"),
+        ({"target": "("}, "no regular expression"),
     ],
     ids=str,
 )

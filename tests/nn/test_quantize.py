@@ -189,6 +189,8 @@ def _with_nan() -> sg.nn.Module:
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an unknown word": (lambda: sg.nn.quantize(_frozen(sg.nn.Linear(4, 4)), "int4"), "got 'int4'; wanted 'nf4' or"),
     "a trained weight": (lambda: sg.nn.quantize(sg.nn.Linear(4, 4), "nf4"), "a weight that is trained"),
+    "a name of no layer": (lambda: sg.nn.quantize(_model(), "nf4", skip=("up",)), "'up'.* end in embed_tokens"),
+    "no pattern": (lambda: sg.nn.quantize(_model(), "nf4", skip="("), "no regular expression"),
     "nothing": (lambda: sg.nn.quantize(_frozen(sg.nn.ReLU()), "nf4"), "no linear layer"),
     "adapters": (lambda: sg.nn.quantize(sg.nn.lora(_frozen(sg.nn.Linear(4, 4))), "nf4"), "a model with adapters"),
     "NaN": (lambda: sg.nn.quantize(_with_nan(), "nf4"), "infinite or NaN"),

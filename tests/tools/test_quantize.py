@@ -64,6 +64,8 @@ def test_generate_and_train_take_the_folder(
     train = ["train", "--weights", "small", "--data", "text", "--steps", "3", "--context", "32", "--batch", "2"]
     assert main([*train, "--lora", "2", "--out", "adapters"]) == 0
     assert main(["generate", "--weights", "adapters", "--prompt", "to be", "--max-tokens", "3"]) == 0
+    assert main(["export", "adapters", "--to", "merged", "--merge"]) == 0
+    assert main(["generate", "--weights", "merged", "--prompt", "to be", "--max-tokens", "3"]) == 0
     capsys.readouterr()
     assert main([*train, "--out", "whole"]) == 2
     assert "train adapters beside them with --lora" in capsys.readouterr().err
@@ -83,6 +85,7 @@ _ALL = [f"--skip={each}_proj" for each in ("q", "k", "v", "o", "gate", "up", "do
         (["small", "--to", "int8", "--out", "place"], "are quantized already"),
         (["adapters", "--to", "int8", "--out", "place"], "merge them first"),
         (["base", "--to", "int8", "--out", "place", *_ALL], "name fewer"),
+        (["base", "--to", "int8", "--out", "place", "--skip", "up_prof"], "'up_prof'"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )  # fmt: skip
