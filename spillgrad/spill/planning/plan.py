@@ -181,10 +181,11 @@ class Plan(TrainingPlan):
     def __str__(self) -> str:
         found = self.prediction
         times = f" x {self.accumulate}" if self.accumulate > 1 else ""
+        fewer_bits = Formats(self.state, self.master).in_words
         return (
             f"{self.model}, batch {self.batch} x {self.context}{times}, in {format_bytes(self.ram_bytes)}: "
-            f"{'offloaded, ' if self.offload else ''}policy {self.policy}, ram_budget "
-            f"{format_bytes(found.budget_bytes)}: peak {format_bytes(found.peak_bytes)}, "
+            f"{'offloaded, ' if self.offload else ''}{fewer_bits}{', ' if fewer_bits else ''}policy {self.policy}, "
+            f"ram_budget {format_bytes(found.budget_bytes)}: peak {format_bytes(found.peak_bytes)}, "
             f"{format_bytes(found.written_bytes)} written and {format_bytes(found.read_bytes)} read a step, "
             f"{found.step_s:.3g} s a step"
         )

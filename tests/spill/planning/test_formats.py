@@ -220,6 +220,7 @@ def test_a_plan_takes_exact_formats_unless_it_may_lose_accuracy(tmp_path: Path):
     assert (lossy.state, lossy.master) == ("int8", "none")
     assert lossy.prediction.step_s < exact.prediction.step_s / 2  # on a disk that decides
     assert len(lossy.accuracy) == 2
+    assert "offloaded, state int8 and master none, policy" in str(lossy)
     assert {word for line in lossy.accuracy for word in line.split(":")[:1]} == {"state int8", "master none"}
     without = planned("600MiB", tmp_path, offload=True, lossy=True)
     assert (without.state, without.master) == ("int8", "whole")  # products of float32 numbers take these

@@ -47,7 +47,7 @@ def plan(model: str, context: int, ram: int, directory: Path) -> Row:
         on_disk = {"on_disk": "nothing" if not moved_bytes else "everything" if offload else "saved tensors"}
         cells.append({"ram_bytes": each, **on_disk, "step_s": step_s, "moved_bytes": moved_bytes})
     return {
-        "model": model, "batch": 1, "context": context, "parameters": found.parameter_bytes // 4,
+        "model": model, "batch": 1, "context": context, "parameters": found.parameters,
         "least_bytes": found.least_bytes, "persistent_bytes": found.parameter_bytes + found.trained_bytes
         + found.state_bytes, "saved_bytes": found.prediction.saved_bytes, "cells": cells,
     }  # fmt: skip

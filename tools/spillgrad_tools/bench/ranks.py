@@ -71,7 +71,7 @@ def predicted(options: RankOptions) -> Iterator[Row]:
                 cells = sg.planning.scale(machines, _BUDGET_BYTES, link, cores, numbers)
                 yield {
                     "kind": "predicted", "model": options.model, "batch": options.batch, "context": options.context,
-                    "parameters": whole.parameter_bytes // 4, "batches": batches, "seconds": seconds, "cores": cores,
+                    "parameters": whole.parameters, "batches": batches, "seconds": seconds, "cores": cores,
                     "network": network, "recommended": recommended(cells),
                     "cells": [dataclasses.asdict(cell) for cell in cells],
                 }  # fmt: skip
