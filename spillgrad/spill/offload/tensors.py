@@ -166,7 +166,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     def reads_rows(self) -> bool:
         """Whether a lookup of rows reads these alone."""
         store = self._store
-        return type(store) is DiskStore and not store.keeps_all
+        return isinstance(store, DiskStore) and not store.keeps_all
 
     def read_spans(self, spans: np.ndarray, into: np.ndarray) -> None:
         """Fill an array with spans of the elements, as `DiskStore.read_spans` does."""
