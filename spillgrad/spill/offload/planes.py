@@ -19,7 +19,7 @@ from spillgrad.spill.offload.pieces import PiecingResidents, elements_of_pieces,
 from spillgrad.spill.offload.residents import is_held
 from spillgrad.spill.offload.rows import ROWS_BYTES
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, become
-from spillgrad.spill.offload.training import FRAMEWORK
+from spillgrad.spill.offload.training import FRAMEWORK, is_in_place
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -32,13 +32,14 @@ LEAST_ELEMENTS = 4096
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Return whether a tensor, if it is offloaded, is stored in two planes."""
+    """Return whether a tensor, if it is offloaded, is stored in two planes; frozen weights in files stay there."""
     is_parameter = isinstance(tensor, Parameter) and type(tensor) in (*KINDS, *KINDS.values())
     return (
         is_parameter
         and tensor.numpy_dtype == dtypes.float32
         and tensor.numel() >= LEAST_ELEMENTS
         and tensor.device is CPU
+        and (tensor.requires_grad or not is_in_place(tensor))
     )
 
 
@@ -212,9 +213,8 @@ class SplittingResidents(PiecingResidents):
 
     def split(self, tensor: Tensor, label: Label) -> None:
         storage = tensor._storage
-        is_whole = type(storage) is OffloadedStorage and is_split(tensor)
-        if is_whole and (tensor.requires_grad or not storage.is_read_in_place):  # type: ignore[attr-defined]
-            former = cast(OffloadedStorage, storage)._handle  # of values that were loaded as the model was built
+        if type(storage) is OffloadedStorage and is_split(tensor):
+            former = storage._handle  # of values that were loaded as the model was built
             flat = tensor._array.reshape(-1)
             self._split(tensor, flat, label)
             del flat

@@ -208,7 +208,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     def read_in_place(self, part: FilePart) -> bool:
         """Take the values of a file, and read them there; False if that is impossible, or anything uses the array."""
         store, residents = self._store, self._residents
-        if type(store) is not DiskStore or not can_read(part, tuple(self._shape), self._dtype):
+        if not isinstance(store, DiskStore) or not can_read(part, tuple(self._shape), self._dtype):
             return False
         residents.return_changed(with_last=True)
         with residents.lock:
@@ -222,7 +222,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     @property
     def is_read_in_place(self) -> bool:
         """Whether the values are in a file that is not of the store."""
-        return type(self._store) is DiskStore and self._store.is_read_in_place(self._handle)
+        return isinstance(self._store, DiskStore) and self._store.is_read_in_place(self._handle)
 
     def begin_change(self) -> None:
         self.norm = self.squares = None
