@@ -91,9 +91,15 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"master": "split"}, {"step_in_backward": True}], ids=str)
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    *((case, {}) for case in LAYERS),
+    *((case, {"master": "split"}) for case in ("plain", "few columns", "shortened")),
+    ("plain", {"step_in_backward": True}),
+]
+
+
+@pytest.mark.parametrize("case, options", WAYS, ids=str)
 @pytest.mark.parametrize("trained", [False, True], ids=["frozen", "trained"])
-@pytest.mark.parametrize("case", LAYERS)
 def test_training_has_the_bits_of_training_in_ram(tmp_path: Path, case: str, trained: bool, options: dict[str, Any]):
     in_ram, autocast = built(LAYERS[case], trained), "master" in options
     wanted = train(in_ram, sgd([param for param in in_ram.parameters() if param.requires_grad]), autocast)
