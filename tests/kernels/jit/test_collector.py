@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from spillgrad_kernels.jit.collector import collections_paused
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, overload
-from spillgrad_kernels.memory.collector import collections_paused
 
 
 @pytest.mark.parametrize("was_on", [True, False])
