@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.models import ParameterInfo
 
-from spillgrad_kernels.jit.collector import collections_paused
+from spillgrad_kernels.jit.collections import collections_paused
 from spillgrad_tools import start_anew
 
 # The exit statuses of a command that found damage, and of a command that was interrupted.

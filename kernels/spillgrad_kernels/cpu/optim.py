@@ -7,19 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import array_at, data_of, floats_on_stack
-from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS
+from spillgrad_kernels.cpu.pointers import array_at, data_of, floats_on_stack, prefetching, promise_no_overlap
+from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS, NO_SIZE, inverse_of, larger
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
 from spillgrad_kernels.tables.formula import Formula, parameters
 from spillgrad_kernels.tables.optim import Update, adam, adamw, lion, scaled, sgd
-from spillgrad_kernels.tables.state_codes import BLOCK, KINDS, Encoded
+from spillgrad_kernels.tables.state_codes import BLOCK, ENTRIES, KINDS, Encoded, entries, of_bits
 from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 __all__ = ["CHUNK", "adam", "adamw", "lion", "run", "scaled", "sgd", "squares_of_chunks", "sums_of_squares"]
 
 # The number of elements that pays for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * CHUNK
+# Loops over encoded state fetch runs of `_RUN` elements, `_AHEAD` elements before they need them: at less, memory is
+# late, and at more, the cache of the core is full.
+_RUN, _AHEAD = 64, 1024
 
 
 def _loop(formula: Formula, states: int) -> Any:
@@ -74,31 +77,69 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
 def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
     """Return the compiled loop that applies an optimizer's formula to blocks of arrays with encoded state, in place.
 
-    The arrays are the parameter, its gradient, and the codes and scales of each state. A block of new state is on the
-    stack until it is encoded.
+    The arrays are the parameter, its gradient, and of each state the codes, the scales and the `entries`. There are
+    `left` elements from the parameter's first one here to its end.
+
+    Where codes have scales, a block of new state is on the stack until its scale is known, and is encoded while the
+    formula runs on the next block: the processor divides and takes roots in one unit, and looks up codes in another.
+    It fetches too little ahead by itself, since such a loop runs through memory slowly.
     """
     states = range(len(kinds))
+    scaled = [i for i in states if KINDS[kinds[i]].block]
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - 2 - len(kinds))]
-    operands = ["x[j]", "grad[j]", *[f"decode{i}(codes{i}[j], scale{i}[0])" for i in states], *numbers]
+    new = ", ".join(["x[j]", *[f"value{i}" for i in states]])
+    decoded = [f"decode{i}(codes{i}[j], scale{i}[0])" for i in states]
+    apply = [f"{new} = formula({', '.join(['x[j]', 'grad[j]', *decoded, *numbers])})"]
+    encode = []
+    for i in states:
+        if i in scaled:
+            apply += [f"new{i}[j], largest{i} = value{i}, larger(largest{i}, value{i})"]
+            encode += [f"before{i}[j] = encode{i}(new{i}[j], inverse{i}, entries{i}, new{i}[j], new{i}[j])"]
+        else:
+            apply += [f"codes{i}[j] = encode{i}(value{i}, value{i}, entries{i}, x[j], grad[j])"]
+
+    def indented(by: int, *lines: str) -> list[str]:
+        return [" " * by + line for line in lines]
+
+    stored = ", ".join([f"all_codes{i}, scales{i}, entries{i}" for i in states])
     lines = [
-        f"def loop(param, gradient, {', '.join([f'all_codes{i}, scales{i}' for i in states])}, numbers):",
-        *[f"    {number} = numbers[{i}]" for i, number in enumerate(numbers)],
-        *[f"    memory{i} = on_stack{i}()" for i in states],
-        "    for block in range((param.size + BLOCK - 1) // BLOCK):",
-        "        of_block = slice(block * BLOCK, block * BLOCK + BLOCK)",
+        f"def loop(param, gradient, left, {stored}, numbers):",
+        *indented(4, "promise_no_overlap()"),
+        *indented(4, *[f"{number} = numbers[{i}]" for i, number in enumerate(numbers)]),
+        *indented(4, *[f"new{i}, inverse{i} = on_stack{i}(), ZERO" for i in scaled]),
+        "    for at in range(0, param.size, BLOCK):",
+        "        of_block, of_last = slice(at, at + BLOCK), slice(max(at - BLOCK, 0), at)",
         "        x, grad = param[of_block], gradient[of_block]",
-        *[
-            f"        codes{i}, scale{i}, new{i} = all_codes{i}[of_block], scales{i}[block:], memory{i}[:x.size]"
-            for i in states
-        ],
-        "        for j in range(x.size):",
-        f"            {', '.join(['x[j]', *[f'new{i}[j]' for i in states]])} = formula({', '.join(operands)})",
-        *[f"        encode{i}(new{i}, codes{i}, scale{i}, x, grad)" for i in states],
-    ]
-    namespace: dict[str, Any] = {"__name__": __name__, "BLOCK": BLOCK, "formula": formula}
+        *indented(8, *[f"codes{i}, scale{i} = all_codes{i}[of_block], scales{i}[at // BLOCK :]" for i in states]),
+        *indented(8, *[f"before{i}, largest{i} = all_codes{i}[of_last], NO_SIZE" for i in scaled]),
+        "        if 0 < at and x.size == BLOCK:",
+        "            ahead = AHEAD if at + BLOCK + AHEAD <= left else 0",
+        "            for run in range(0, BLOCK, RUN):",
+        *indented(16, *[f"prefetch({each}, run + ahead)" for each in ["x", "grad", *[f"codes{i}" for i in states]]]),
+        "                for j in range(run, run + RUN):",
+        *indented(20, *encode, *apply),
+        "        else:",
+        *(indented(12, "for j in range(at - of_last.start):", *indented(4, *encode)) if encode else []),
+        "            for j in range(x.size):",
+        *indented(16, *apply),
+        *indented(8, *[f"scale{i}[0] = of_bits(largest{i})" for i in scaled]),
+        *indented(8, *[f"inverse{i} = inverse_of(of_bits(largest{i}))" for i in scaled]),
+    ]  # fmt: skip
+    if encode:
+        lines += [
+            "    at = (param.size - 1) // BLOCK * BLOCK",
+            *indented(4, *[f"before{i} = all_codes{i}[at:]" for i in scaled]),
+            "    for j in range(param.size - at):",
+            *indented(8, *encode),
+        ]
+    namespace: dict[str, Any] = {
+        "__name__": __name__, "AHEAD": _AHEAD, "BLOCK": BLOCK, "NO_SIZE": NO_SIZE, "RUN": _RUN, "ZERO": np.float32(0),
+        "formula": formula, "inverse_of": inverse_of, "larger": larger, "max": max, "of_bits": of_bits,
+        "prefetch": prefetching(_RUN), "promise_no_overlap": promise_no_overlap, "range": range, "slice": slice,
+    }  # fmt: skip
     for i, kind in enumerate(kinds):
-        decode, encode = CODERS[kind]
-        namespace |= {f"decode{i}": decode, f"encode{i}": encode, f"on_stack{i}": floats_on_stack(BLOCK)}
+        decode, encode_one = CODERS[kind]
+        namespace |= {f"decode{i}": decode, f"encode{i}": encode_one, f"on_stack{i}": floats_on_stack(BLOCK)}
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
     return jit(namespace["loop"], name=f"optim.{formula.__name__}.{'.'.join(kinds)}")
 
@@ -112,7 +153,7 @@ def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
     """
     namespace: dict[str, Any] = {
         "__name__": __name__, "CHUNK": CHUNK, "BLOCK": BLOCK, "array_at": array_at, "data_of": data_of, "min": min,
-        "loop": _encoded_loop(formula, kinds),
+        "loop": _encoded_loop(formula, kinds), "ENTRIES": ENTRIES, "entry": np.zeros(1, np.int32),
     }  # fmt: skip
     lines = [
         "def kernel(start, stop, like, table, numbers):",
@@ -125,14 +166,16 @@ def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
         "        loop(",
         "            array_at(like, data_of(table[row, 2]) + begin * like.itemsize, count),",
         "            array_at(like, data_of(table[row, 3]) + begin * like.itemsize, count),",
+        "            table[row, 1] - begin,",
     ]
     for i, kind in enumerate(kinds):
         namespace[f"codes{i}"] = codes = np.zeros(1, np.uint8 if KINDS[kind].block else np.uint16)
-        codes_at = f"data_of(table[row, {4 + 2 * i}]) + begin * {codes.itemsize}"
-        scales_at = f"data_of(table[row, {5 + 2 * i}]) + begin // BLOCK * like.itemsize"
+        codes_at = f"data_of(table[row, {4 + 3 * i}]) + begin * {codes.itemsize}"
+        scales_at = f"data_of(table[row, {5 + 3 * i}]) + begin // BLOCK * like.itemsize"
         lines += [
             f"            array_at(codes{i}, {codes_at}, count),",
             f"            array_at(like, {scales_at}, (count + BLOCK - 1) // BLOCK),",
+            f"            array_at(entry, data_of(table[row, {6 + 3 * i}]), ENTRIES),",
         ]
     source = "\n".join([*lines, "            numbers[row],", "        )"])
     exec(compile(source, f"<{formula.__name__}.over_encoded>", "exec"), namespace)
@@ -154,9 +197,7 @@ def run(updates: Iterable[Update]) -> None:
         rows, chunks, elements = [], 0, 0
         for _, param, grad, state, _ in group:
             if kinds:
-                ids = [
-                    id(array) for _, codes, scales in state for array in (codes, param if scales is None else scales)
-                ]
+                ids = [id(array) for each in state for array in _arrays_of(each, param)]
             else:
                 # In place of a state that the formula lacks, the loop gets the gradient, and does not read it as one.
                 ids = [id(array) for array in (*state, grad, grad, grad)[:3]]
@@ -170,6 +211,12 @@ def run(updates: Iterable[Update]) -> None:
         parallel_for(kernel, chunks, grain, np.empty(0, dtype), np.array(rows, np.int64), numbers)
     if elsewhere:
         device_kernel(run)(elsewhere)
+
+
+def _arrays_of(state: Encoded, otherwise: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the arrays of encoded state that its loop gets; `otherwise` stands for what a kind lacks."""
+    kind, codes, scales = state
+    return (codes, otherwise, otherwise) if scales is None else (codes, scales, entries(kind))
 
 
 @jit(fastmath=REASSOCIATE)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from spillgrad_kernels.cpu.vector_instructions import prefetch_line
 from spillgrad_kernels.jit.compile import (
     DISABLE_JIT,
     c_function,
     carray,
     cgutils,
+    emitted,
     intrinsic,
     jit,
     register_jitable,
@@ -25,6 +27,8 @@ from spillgrad_kernels.layout import DATA_FIELD
 from spillgrad_kernels.threads.atomics import WORD_BYTES, load
 
 _INT64 = np.zeros(1, np.int64)
+# The bytes of a line of the cache; and which of the values that stand for an array in LLVM's code is its address.
+_LINE_BYTES, _DATA = 64, 4
 
 
 @jit
@@ -49,9 +53,22 @@ if DISABLE_JIT:
     def floats_on_stack(count: int) -> Any:
         """Return a function for kernels. It returns an array of `count` float32, valid until the calling kernel ends.
 
-        Unlike that of `words_on_stack`, LLVM knows that no other array overlaps it.
+        Unlike that of `words_on_stack`, LLVM knows that no other array overlaps it. It begins at a line of the cache.
         """
         return lambda: np.empty(count, np.float32)
+
+    def promise_no_overlap() -> None:
+        """Promise that no array that the calling kernel gets overlaps another; LLVM then checks that no more.
+
+        Arrays that the kernel does not access, or only reads, may overlap. The kernel must call this itself.
+        """
+
+    def prefetching(count: int) -> Any:
+        """Return a function for kernels. It moves `count` elements of an array, from one on, to the core's cache.
+
+        They need not be elements of the array.
+        """
+        return lambda array, i: None
 
     def element(row: Any, i: int) -> Any:
         """Return element `i` of `row`, a result of `row_at`."""
@@ -119,7 +136,9 @@ else:
         @intrinsic
         def pointer(typing_context: Any) -> Any:
             def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-                return cgutils.alloca_once(builder, ir.FloatType(), size=count)
+                memory = cgutils.alloca_once(builder, ir.FloatType(), size=count)
+                memory.align = _LINE_BYTES
+                return memory
 
             return types.CPointer(types.float32)(), codegen
 
@@ -128,6 +147,23 @@ else:
             return carray(pointer(), count)
 
         return floats
+
+    @emitted(lambda: types.void())
+    def promise_no_overlap(builder: Any) -> None:
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+        for argument in builder.function.args:
+            if argument.name.endswith(f".{_DATA}") and isinstance(argument.type, ir.PointerType):
+                argument.add_attribute("noalias")
+
+    def prefetching(count: int) -> Any:
+        @emitted(lambda array, i: types.void(array, types.intp))
+        def prefetch(builder: Any, array: Any, i: Any) -> None:
+            first = builder.gep(builder.extract_value(array, _DATA), [i])
+            address = builder.ptrtoint(first, ir.IntType(64))
+            for line in range(0, count * int(first.type.pointee.intrinsic_name[1:]) // 8, _LINE_BYTES):
+                prefetch_line(builder, builder.add(address, address.type(line)), to_write=True)
+
+        return prefetch
 
     # copy_bytes(target, source, count) takes half the time of a loop over a row of an image.
     copy_bytes = c_function("memcpy", 3)

@@ -15,17 +15,19 @@ from spillgrad_kernels.tables.state_codes import (
     SIGNED,
     UNSIGNED,
     Encoded,
+    code_of,
+    entries,
     narrow_randomly,
     of_bits,
-    signed_code,
     size_bits,
-    unsigned_code,
 )
 from spillgrad_kernels.tables.vector_code import jitable
 from spillgrad_kernels.threads.dispatch import Kernel, parallel_for
 
 # The elements of a unit of work: whole blocks and vectors, so that only the last unit has a remainder.
 CHUNK = 4096
+NO_SIZE = np.int32(0)
+_NO_ENTRIES = np.zeros(0, np.int32)
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _MOST_SCALE = np.float32(np.finfo(np.float32).max)
 
@@ -46,67 +48,68 @@ def _decode_bfloat16(code: Any, scale: Any) -> Any:
 
 
 @jitable
-def _inverse(values: Any, scales: Any) -> Any:
-    """Set the scale of a block, the largest absolute value; return its inverse, 0 if that is no number, or NaN."""
-    largest = np.int32(0)
-    for j in range(values.size):
-        size = size_bits(values[j])
-        largest = where(size > largest, size, largest)
-    scale = of_bits(largest)
-    scales[0] = scale
-    if scale > _MOST_SCALE:  # then no element is decoded to a finite number; nor if it is NaN
-        return _NAN
-    return _ONE / scale if scale >= LEAST_SCALE else _ZERO
+def _encode_share(value: Any, inverse: Any, table: Any, salt: Any, more_salt: Any) -> Any:
+    return code_of(value * inverse, table)
 
 
 @jitable
-def _encode_signed(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
-    inverse = _inverse(values, scales)
-    for j in range(values.size):
-        codes[j] = signed_code(values[j] * inverse)
+def _encode_nearest(value: Any, inverse: Any, table: Any, salt: Any, more_salt: Any) -> Any:
+    return narrow_bfloat16(value)
 
 
 @jitable
-def _encode_unsigned(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
-    inverse = _inverse(values, scales)
-    for j in range(values.size):
-        codes[j] = unsigned_code(values[j] * inverse)
+def _encode_randomly(value: Any, inverse: Any, table: Any, salt: Any, more_salt: Any) -> Any:
+    return narrow_randomly(value, salt, more_salt)
 
 
-@jitable
-def _encode_nearest(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
-    for j in range(values.size):
-        codes[j] = narrow_bfloat16(values[j])
-
-
-@jitable
-def _encode_randomly(values: Any, codes: Any, scales: Any, salt: Any, more_salt: Any) -> None:
-    for j in range(values.size):
-        codes[j] = narrow_randomly(values[j], salt[j], more_salt[j])
-
-
-# For each kind, the functions decode(code, scale) and encode(values, codes, scales, salt, more_salt) for kernels. What
-# is encoded is a block, whose scale is scales[0]; salts are as long as `values`.
+# For each kind, the functions decode(code, scale) and encode(value, inverse, table, salt, more_salt) for kernels.
+# `inverse` is that of the scale, and `table` has the `entries` of the kind.
 CODERS = {
-    "signed": (_decode_signed, _encode_signed),
-    "unsigned": (_decode_unsigned, _encode_unsigned),
+    "signed": (_decode_signed, _encode_share),
+    "unsigned": (_decode_unsigned, _encode_share),
     "nearest": (_decode_bfloat16, _encode_nearest),
     "random": (_decode_bfloat16, _encode_randomly),
 }
 
 
+@jitable
+def larger(largest: Any, value: Any) -> Any:
+    """Return the larger one of the bits of a number's size and `largest`."""
+    size = size_bits(value)
+    return where(size > largest, size, largest)
+
+
+@jitable
+def inverse_of(scale: Any) -> Any:
+    """Return what turns a block's numbers into shares of its scale: 0 if that has no inverse, and NaN if it is endless.
+
+    If the scale is NaN or endless, no element is decoded to a finite number.
+    """
+    if scale > _MOST_SCALE:
+        return _NAN
+    return _ONE / scale if scale >= LEAST_SCALE else _ZERO
+
+
 def _converter(kind: str, encodes: bool) -> Kernel:
     """Return the kernel that encodes, or decodes, runs of `CHUNK` elements."""
     decode, encode = CODERS[kind]
+    has_scales = KINDS[kind].block > 0
     block = KINDS[kind].block or CHUNK
 
-    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any) -> None:
+    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any) -> None:
         for chunk in range(start, stop):
             for begin in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, values.size), block):
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
                 scale = scales[begin // block :]
                 if encodes:
-                    encode(some, some_codes, scale, some, some)
+                    largest = NO_SIZE
+                    for j in range(some.size):
+                        largest = larger(largest, some[j])
+                    if has_scales:
+                        scale[0] = of_bits(largest)
+                    inverse = inverse_of(of_bits(largest))
+                    for j in range(some.size):
+                        some_codes[j] = encode(some[j], inverse, table, some[j], some[j])
                 else:
                     for j in range(some.size):
                         some[j] = decode(some_codes[j], scale[0])
@@ -139,7 +142,8 @@ def decode(encoded: Encoded) -> np.ndarray:
 def _convert(kind: str, encodes: bool, flat: np.ndarray, codes: np.ndarray, scales: np.ndarray | None) -> None:
     bits = codes.reshape(-1) if scales is not None else codes.reshape(-1).view(np.uint16)
     chunks = -(-flat.size // CHUNK)
-    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales)
+    table = _NO_ENTRIES if scales is None else entries(kind)
+    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table)
 
 
 _CODES = {"uint8": np.uint8, "bfloat16": ml_dtypes.bfloat16}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.jit.collector import collections_paused
+from spillgrad_kernels.jit.collections import collections_paused
 
 # LLVM may fuse a kernel's multiplications and additions, and assumes nothing more: NaN and inf propagate as in NumPy.
 CONTRACT = {"contract"}

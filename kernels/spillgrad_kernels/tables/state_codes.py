@@ -7,6 +7,7 @@ the denser the larger they are: the signed map has 2^i of either sign in the dec
 Source: Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", sections 1.3 and 2.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ import numpy as np
 from llvmlite import ir
 
 from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, types
-from spillgrad_kernels.tables.scalar_math import where
 from spillgrad_kernels.tables.vector_code import jitable
 
 # The elements that share a scale.
@@ -23,7 +23,7 @@ BLOCK = 256
 LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
 
 _DECADES = 7
-_F32, _I32, _U8 = np.float32, np.int32, np.uint8
+_F32, _I32 = np.float32, np.int32
 
 
 class Encoded(NamedTuple):
@@ -65,62 +65,69 @@ def _shares(factor: int) -> np.ndarray:
 
 
 SIGNED, UNSIGNED = _shares(1), _shares(2)
-# Shares whose float32 bits differ in the low ones alone are in one bucket. A bucket has at most one middle between
-# shares of a map. The first bucket is below any middle; in the last one is 1.
+_MAPS = {"signed": SIGNED, "unsigned": UNSIGNED}
 _LOW_BITS = 16
 _LOW = (1 << _LOW_BITS) - 1
-_FIRST_BUCKET = (127 - 23) << 23 - _LOW_BITS
-_BUCKETS = (23 << 23 - _LOW_BITS) + 1
-# An entry has, from bit _RANK_AT on, the number of the share nearest to the bucket's start, and below it the low bits
-# of the middle from which on the next share is nearer: _BOUND's highest bit for none.
-_RANK_AT, _BOUND = 20, 2 * _LOW + 1
+ENTRIES = 1 << 32 - _LOW_BITS
 
 
-def _entries(shares: np.ndarray) -> np.ndarray:
-    """Return the entry of each bucket, of a map's shares from 0 on."""
-    middles = ((shares[:-1] + shares[1:]) / _F32(2)).view(_I32).tolist()
-    entries, number = [], 0
-    for start in range(_FIRST_BUCKET, _FIRST_BUCKET + _BUCKETS):
-        is_inside = number < len(middles) and middles[number] >> _LOW_BITS == start
-        entries.append(number << _RANK_AT | (middles[number] & _LOW if is_inside else _LOW + 1))
-        number += is_inside
-    assert number == len(middles)
-    return np.array(entries, _I32)
+def _middles(kind: str) -> np.ndarray:
+    """Return the numbers from which on the next share of a map is nearer, of its shares from 0 on."""
+    shares = _MAPS[kind][_MAPS[kind] >= 0]
+    return ((shares[:-1] + shares[1:]) / _F32(2)).astype(_F32)
 
 
-_ENTRIES, _ENTRIES_OF_UNSIGNED = _entries(SIGNED[127:]), _entries(UNSIGNED)
+def _nearest(kind: str, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of float32 numbers, given by their bits, and how many middles are not above their sizes.
 
-
-@jitable
-def signed_code(share: Any) -> Any:
-    """Return the code of a share, from -1 to 1, in the signed map."""
-    size = abs(share)
-    number = rank(_ENTRIES[bucket(size)], size)
-    return _U8(where(share < _ZERO, _I32(127) - where(number < _MOST, number, _MOST), _I32(127) + number))
-
-
-@jitable
-def unsigned_code(share: Any) -> Any:
-    """Return the code of a share, from 0 to 1, in the unsigned map; that of 0 for negative numbers.
-
-    Only 0 itself has the code of 0: a first moment that outlives a second moment of 0 would be divided by eps alone.
+    In the unsigned map, negative numbers have the code of 0, and only 0 has it besides: a first moment that outlives a
+    second moment of 0 would be divided by eps alone. NaN has the code of 1.
     """
-    number = rank(_ENTRIES_OF_UNSIGNED[bucket(share)], share)
-    return _U8(where(number > _I32(0), number, where(share > _ZERO, _I32(1), _I32(0))))
+    middles, share = _middles(kind), words.view(_F32)
+    rank = np.searchsorted(middles, np.where(np.isnan(share), math.inf, abs(share)).astype(_F32), side="right")
+    if kind == "unsigned":
+        return np.where(share < 0, 0, np.where(share > 0, np.maximum(rank, 1), rank)), rank
+    return np.where(share < 0, 127 - np.minimum(rank, 127), 127 + rank), rank
 
 
-_ZERO, _MOST = _F32(0), _I32(127)
+@functools.cache
+def entries(kind: str) -> np.ndarray:
+    """Return the table with which `code_of` finds the code of a share, for a kind with scales: 65536 of int32.
+
+    Shares whose float32 bits differ in the low 16 alone share an entry, whose number is the high 16. There is at most
+    one middle between shares of a map among them. An entry has the code of the first of them in its high half; in its
+    low half it has what carries into the high one when it is added to the low bits of a share beyond the middle. Codes
+    of negative shares, which fall, are stored with all bits inverted.
+    """
+    words = np.arange(ENTRIES, dtype=np.uint32) << _LOW_BITS
+    middles = _middles(kind).view(np.uint32)
+    (first, rank), (last, _) = _nearest(kind, words), _nearest(kind, words | _LOW)
+    bounds = np.where(rank < middles.size, middles[np.minimum(rank, middles.size - 1)] & _LOW, 0)
+    if kind == "unsigned":
+        bounds[0] = 1  # the first number above 0
+    first = np.where(words >> 31 == 1, first ^ 0xFF, first)
+    last = np.where(words >> 31 == 1, last ^ 0xFF, last)
+    return ((first << _LOW_BITS) + np.where(last == first, 0, _LOW + 1 - bounds)).astype(_I32)
+
+
+@jitable
+def code_of(share: Any, table: Any) -> Any:
+    """Return the code of the share of a map, -1 to 1, that is nearest to `share`; `table` are the map's `entries`."""
+    return code_in(table[bucket(share)], share)
+
+
 _MIX = 0x9E3779B1, 0x85EBCA77  # odd numbers whose products mix bits
 
 if DISABLE_JIT:
 
-    def bucket(x: Any) -> Any:
-        """Return the number of the bucket of a share that is not negative; the first one for what is less than any."""
-        return min(max((int(_F32(x).view(_I32)) >> _LOW_BITS) - _FIRST_BUCKET, 0), _BUCKETS - 1)
+    def bucket(share: Any) -> Any:
+        """Return the number of the entry of a share."""
+        return int(_F32(share).view(np.uint32)) >> _LOW_BITS
 
-    def rank(entry: Any, x: Any) -> Any:
-        """Return the number of the share nearest to `x`, from the entry of its bucket."""
-        return (entry >> _RANK_AT) + ((int(_F32(x).view(_I32)) & _LOW) >= (entry & _BOUND))
+    def code_in(entry: Any, share: Any) -> Any:
+        """Return the code of a share, given its entry."""
+        word = int(_F32(share).view(np.uint32))
+        return np.uint8((int(entry) + (word & _LOW) >> _LOW_BITS ^ -(word >> 31)) & 0xFF)
 
     def size_bits(x: Any) -> Any:
         """Return the bits of the absolute value of a float32 number: larger for larger numbers, the largest for NaN."""
@@ -145,17 +152,15 @@ if DISABLE_JIT:
 else:
     _SHORT, _WORD, _FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
-    @emitted(lambda x: types.uint32(types.float32))
-    def bucket(builder: Any, x: Any) -> Any:
-        number = builder.sub(builder.ashr(builder.bitcast(x, _WORD), _WORD(_LOW_BITS)), _WORD(_FIRST_BUCKET))
-        number = builder.select(builder.icmp_signed("<", number, _WORD(0)), _WORD(0), number)
-        return builder.select(builder.icmp_signed("<", number, _WORD(_BUCKETS)), number, _WORD(_BUCKETS - 1))
+    @emitted(lambda share: types.uint32(types.float32))
+    def bucket(builder: Any, share: Any) -> Any:
+        return builder.lshr(builder.bitcast(share, _WORD), _WORD(_LOW_BITS))
 
-    @emitted(lambda entry, x: types.int32(types.int32, types.float32))
-    def rank(builder: Any, entry: Any, x: Any) -> Any:
-        low, bound = builder.and_(builder.bitcast(x, _WORD), _WORD(_LOW)), builder.and_(entry, _WORD(_BOUND))
-        beyond = builder.zext(builder.icmp_unsigned(">=", low, bound), _WORD)
-        return builder.add(builder.lshr(entry, _WORD(_RANK_AT)), beyond)
+    @emitted(lambda entry, share: types.uint8(types.int32, types.float32))
+    def code_in(builder: Any, entry: Any, share: Any) -> Any:
+        word = builder.bitcast(share, _WORD)
+        found = builder.lshr(builder.add(entry, builder.and_(word, _WORD(_LOW))), _WORD(_LOW_BITS))
+        return builder.trunc(builder.xor(found, builder.ashr(word, _WORD(31))), ir.IntType(8))
 
     @emitted(lambda x: types.int32(types.float32))
     def size_bits(builder: Any, x: Any) -> Any:

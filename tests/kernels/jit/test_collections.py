@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spillgrad_kernels.jit.collector import collections_paused
+from spillgrad_kernels.jit.collections import collections_paused
 from spillgrad_kernels.jit.compile import DISABLE_JIT, jit, overload
 
 
@@ -41,7 +41,7 @@ def test_the_collector_pauses_while_a_kernel_is_compiled(fails: bool, tmp_path: 
         was_on.append(gc.isenabled())
         return None if fails else lambda: 1
 
-    @jit(name=f"test_collector.{fails}")
+    @jit(name=f"test_collections.{fails}")
     def kernel(out: np.ndarray) -> None:
         out[0] = asked()
 
