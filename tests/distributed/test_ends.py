@@ -38,8 +38,7 @@ def has_saved(out: Path):
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one process saves, which is what any number does."""
     out = tmp_path_factory.mktemp("undisturbed")
-    ran = launch(1, "--", *TRAIN, "--out", out)
-    assert ran.status == 0, ran.errors
+    assert main([*TRAIN, "--out", str(out)]) == 0
     return saved(out)
 
 
