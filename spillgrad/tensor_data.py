@@ -170,6 +170,10 @@ class TensorData:
         """Return a tensor without graph that has the values in another dtype, if a store has one; else None."""
         return None
 
+    def _rows_at(self, indices: np.ndarray) -> np.ndarray | None:
+        """Return the rows of a table at valid indices, if a store reads them alone; else None: take the whole."""
+        return None
+
     def _read_in_place(self, part: Any) -> bool:
         """Take the values of a `FilePart`, and read them in that file; return False if this tensor cannot do that."""
         return False

@@ -1,5 +1,6 @@
 """Whatever a program does with `save_on_disk`: no file, descriptor, thread, lock or byte is left."""
 
+import functools
 import gc
 import os
 import random
@@ -35,13 +36,11 @@ def graph(w: sg.Tensor) -> sg.Tensor:
     return (w.exp().sin() * (w * 0.5).tanh().exp()).cos().sum()
 
 
+@functools.cache
 def wanted_grad() -> np.ndarray:
     w = weight()
     graph(w).backward()
     return w.grad.numpy()
-
-
-WANTED = wanted_grad()
 
 
 @pytest.fixture(params=BUDGETS, ids=["budget 0", "little budget", "large budget"])
@@ -120,7 +119,7 @@ def test_after_graphs_dropped_and_used_out_of_order(make: Make, seed: int):
         loss = graphs.pop(i)
         if rng.random() < 0.5:
             loss.backward()
-            np.testing.assert_array_equal(weights[i].grad.numpy(), WANTED)
+            np.testing.assert_array_equal(weights[i].grad.numpy(), wanted_grad())
 
 
 def test_after_retained_graphs(make: Make):
@@ -130,7 +129,7 @@ def test_after_retained_graphs(make: Make):
     for last in (False, False, True):
         w.grad = None
         loss.backward(retain_graph=not last)
-        np.testing.assert_array_equal(w.grad.numpy(), WANTED)
+        np.testing.assert_array_equal(w.grad.numpy(), wanted_grad())
     assert spill.stats().live_bytes == 0
 
 
@@ -166,7 +165,7 @@ def test_after_nested_contexts(make: Make):
             x = x.sin() * (w * 0.5).tanh().exp()
         loss = x.cos().sum()
     loss.backward()
-    np.testing.assert_array_equal(w.grad.numpy(), WANTED)
+    np.testing.assert_array_equal(w.grad.numpy(), wanted_grad())
 
 
 def test_after_several_contexts_at_once(make: Make):
@@ -179,7 +178,7 @@ def test_after_several_contexts_at_once(make: Make):
                 losses.append(graph(w))
     sum(losses[1:], losses[0]).backward()
     for w in weights:
-        np.testing.assert_array_equal(w.grad.numpy(), WANTED)
+        np.testing.assert_array_equal(w.grad.numpy(), wanted_grad())
 
 
 def test_after_two_threads_go_backward_through_one_object(make: Make):
@@ -219,22 +218,22 @@ def test_after_a_fork_between_forward_and_backward(make: Make):
                 place = own.directory
                 del own
                 wait_until(lambda: not place.exists())
-                status = 7 if (v.grad.numpy() == WANTED).all() else 2
+                status = 7 if (v.grad.numpy() == wanted_grad()).all() else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     loss.backward()
-    np.testing.assert_array_equal(w.grad.numpy(), WANTED)
+    np.testing.assert_array_equal(w.grad.numpy(), wanted_grad())
 
 
 SPAWNED = """
     import sys
     sys.path[:] = sys.argv[2:]
-    from tests.test_nothing_left_behind import WANTED, graph, sg, weight
+    from tests.test_nothing_left_behind import graph, sg, wanted_grad, weight
     w = weight()
     with sg.save_on_disk(sys.argv[1], ram_budget=0):
         graph(w).backward()
-    assert (w.grad.numpy() == WANTED).all()
+    assert (w.grad.numpy() == wanted_grad()).all()
 """
 
 
@@ -247,4 +246,4 @@ def test_after_a_spawned_child_beside_a_graph(make: Make):
     assert (ran.returncode, ran.stderr) == (0, "")
     assert list(spill.directory.parent.iterdir()) == [spill.directory]
     loss.backward()
-    np.testing.assert_array_equal(w.grad.numpy(), WANTED)
+    np.testing.assert_array_equal(w.grad.numpy(), wanted_grad())

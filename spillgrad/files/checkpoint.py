@@ -76,8 +76,8 @@ def save_checkpoint(
     max_shard_size : int or str, default "5GB"
         The most bytes of tensors in a file, or a size.
     trainable_only : bool, default False
-        Whether to leave out parameters that require no gradient, such as the base of adapters; loading does not change
-        them.
+        Whether to leave out parameters that require no gradient, such as the base of adapters, and quantized weights;
+        loading does not change them.
 
     Returns
     -------
@@ -411,9 +411,11 @@ class _LeftOut(StoredTensor):
 
 
 def _frozen(model: Module) -> dict[str, Tensor]:
-    """Return the parameters that require no gradient, under all their paths."""
+    """Return the parameters that require no gradient, and quantized weights, under all their paths."""
     named = model.named_parameters(remove_duplicate=False)
-    return {name: parameter for name, parameter in named if not parameter.requires_grad}
+    frozen = {name: parameter for name, parameter in named if not parameter.requires_grad}
+    exact = {id(module._buffers.get(name)) for module in model.modules() for name in module._exact}
+    return frozen | {name: each for name, each in model.named_buffers(remove_duplicate=False) if id(each) in exact}
 
 
 def _config(model: Module) -> dict[str, Any] | None:

@@ -271,6 +271,7 @@ class JournalState:
 
     def _read(self, line: events.Read) -> None:
         nbytes, origin, moved = self._whose(line)
+        nbytes = nbytes if isinstance(line.part, UnsetType) else line.part
         for each in (moved, self.moved):
             each.read_bytes += nbytes
         if self._on_span is not None:

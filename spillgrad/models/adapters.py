@@ -1,6 +1,6 @@
 """Adapters in files: of which layer they are, how they are scaled, and their sum with the layer's weight."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,13 +9,14 @@ import numpy as np
 from spillgrad.dtypes import DType, float16, is_floating_point
 from spillgrad.errors import CheckpointError
 from spillgrad.files.safetensors_io import StoredTensor
+from spillgrad.models.quantized_files import QuantizedTensor
 from spillgrad.nn.lora import AdapterOptions, adapt, load_lora_state_dict
 from spillgrad.nn.module import Module
 
 # Sums and conversions take memory for so many elements at once, beside the tensor and its result.
 _ELEMENTS_AT_ONCE = 1 << 22
 
-Stored = StoredTensor | np.ndarray
+Stored = StoredTensor | QuantizedTensor | np.ndarray
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,23 @@ class ConvertedTensor:
 
         Raises CheckpointError if one is beyond the dtype's range, or if the file cannot be read.
         """
+        if isinstance(self.stored, QuantizedTensor):
+            result = self._converted(self.stored.rows, self.shape[0])
+            self.stored.forget()
+            return result
         found = np.asarray(self.stored)
         if found.dtype == self.numpy_dtype and self.adapter is None:
             return found
+        source = np.atleast_1d(found)
+        return self._converted(lambda start, stop: source[start:stop], len(source))
+
+    def _converted(self, rows_of: Callable[[int, int], np.ndarray], count: int) -> np.ndarray:
         result = np.empty(self.shape, self.numpy_dtype)
-        rows = max(1, _ELEMENTS_AT_ONCE * len(found) // max(found.size, 1)) if found.ndim else 1
+        rows = max(1, _ELEMENTS_AT_ONCE * count // max(result.size, 1))
         factors = None if self.adapter is None else _factors(self.adapter)
-        source, target = (np.atleast_1d(array) for array in (found, result))
-        for start in range(0, len(source), rows):
-            part = source[start : start + rows]
+        target = np.atleast_1d(result)
+        for start in range(0, count, rows):
+            part = rows_of(start, start + rows)
             if factors is not None:
                 left, right = factors
                 part = part.astype(np.float32) + left[start : start + rows] @ right

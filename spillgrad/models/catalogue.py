@@ -169,6 +169,18 @@ def from_safetensors(path: str | os.PathLike[str]) -> LanguageModel:
     return pretrained.model_of(layout, path)  # type: ignore[no-any-return]
 
 
+def first_layers(path: str | os.PathLike[str], count: int) -> LanguageModel:
+    """Return the model that `from_safetensors` reads from a path, with its first layers alone, as a planner builds."""
+    layout, _, _ = _read(path)
+
+    def make(saved: pretrained.Weights, description: dict[str, Any] | None) -> LanguageModel:
+        sizes = dataclasses.replace(layout.config_of(saved, description, path), **{layout.layers: count})
+        model: LanguageModel = pretrained.filled(layout, layout.first_layers(saved, count), description, path, sizes)
+        return model
+
+    return pretrained.load(path, make)
+
+
 def config_of(path: str | os.PathLike[str]) -> Config:
     """Return the config of the model that `from_safetensors` reads from a path.
 

@@ -314,4 +314,4 @@ def _own_weights(saved: pretrained.Weights) -> pretrained.Weights:
     }
 
 
-LAYOUT = pretrained.Layout(Decoder, _own_weights, config_of, "num_hidden_layers", "model.embed_tokens.weight")
+LAYOUT = pretrained.Layout(Decoder, _own_weights, config_of, "num_hidden_layers", "model.embed_tokens.weight", "layers")

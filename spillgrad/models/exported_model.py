@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from spillgrad.dtypes import DType, is_floating_point
+from spillgrad.dtypes import DType, as_dtype, float32, is_floating_point
 from spillgrad.errors import ArgumentError, CheckpointError, MissingFileError
 from spillgrad.files import checkpoint_directory, safetensors_io
 from spillgrad.files.checkpoint import dataclass_of, require_state
 from spillgrad.files.checkpoint_directory import MODEL, POINTER
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.generator import GeneratorState, default_generator
-from spillgrad.models import catalogue, peft_folder, pretrained
+from spillgrad.models import catalogue, peft_folder, pretrained, quantized_files
 from spillgrad.models.adapters import Adapter, ConvertedTensor, Stored, paired
 from spillgrad.models.catalogue import Config
 from spillgrad.models.decoder_config import DecoderConfig
@@ -29,6 +29,8 @@ TOKENIZER_FILES = (
     "chat_template.json", "generation_config.json", "tokenizer.model", "vocab.json", "merges.txt",
 )  # fmt: skip
 _LORA = (".lora_A.weight", ".lora_B.weight")
+# The entry of ``config.json`` for quantized weights.
+QUANTIZATION = "quantization_config"
 
 
 def folder_of(place: Path) -> Path:
@@ -73,33 +75,46 @@ class ExportedModel:
         return None
 
     def merged(self, dtype: DType | None) -> dict[str, ConvertedTensor]:
-        """Return all tensors by name, with adapters merged.
+        """Return all tensors by name, with adapters merged; quantized weights are the numbers that codes stand for.
 
-        Raises CheckpointError for adapters of a layer that the base lacks, or has in another shape, and for weights of
-        a quantized base.
+        Raises CheckpointError for adapters of a layer that the base lacks, or has in another shape, and for weights
+        that are quantized in a way that is not read.
         """
+        tensors = self._of_numbers()
         of_weights = {f"{self.base_name(path)}.weight": adapter for path, adapter in self.adapters.items()}
         for name, adapter in of_weights.items():
-            if tuple(self.tensors[name].shape) != adapter.weight_shape:
+            if tuple(tensors[name].shape) != adapter.weight_shape:
                 raise CheckpointError(
-                    f"models: {name} has shape {tuple(self.tensors[name].shape)}, and the adapters are for "
+                    f"models: {name} has shape {tuple(tensors[name].shape)}, and the adapters are for "
                     f"{adapter.weight_shape}; name their base"
                 )
-        quantized = [
+        changed = {self.base_name(name): tensor for name, tensor in self.changed.items()}
+        return {
+            name: ConvertedTensor(name, changed.get(name, tensor), dtype, of_weights.get(name))
+            for name, tensor in tensors.items()
+        }
+
+    def _of_numbers(self) -> Mapping[str, Stored]:
+        """Return the base's tensors with floating-point weights, which are computed when they are asked for."""
+        codes = [
             name
             for name, each in self.tensors.items()
             if name.endswith(".weight") and not is_floating_point(each.dtype)
         ]
-        if quantized or "quantization_config" in self.description:
-            which = quantized[0] if quantized else "its config.json has a quantization_config"
+        if not codes and QUANTIZATION not in self.description:
+            return self.tensors
+        said = self.description.get("dtype") or self.description.get("torch_dtype")
+        dtype = as_dtype(said) if said in ("float32", "float16", "bfloat16") else float32
+        is_transposed = self.is_transposed
+        tensors, names = quantized_files.dequantized(
+            self.tensors, lambda name: is_transposed and name.rpartition(".h.")[2][:1].isdigit(), dtype
+        )
+        if not names:
             raise CheckpointError(
-                f"models: the weights of {self.base or self.path} are quantized ({which}); name those that are not"
+                f"models: the weights of {self.base or self.path} are quantized (its config.json has a "
+                "quantization_config) in a way that is not read; name those that are not"
             )
-        changed = {self.base_name(name): tensor for name, tensor in self.changed.items()}
-        return {
-            name: ConvertedTensor(name, changed.get(name, tensor), dtype, of_weights.get(name))
-            for name, tensor in self.tensors.items()
-        }
+        return tensors
 
     def base_name(self, path: str) -> str:
         """Return the base's name for a layer, or for a tensor: files may leave out the name of the inner model.

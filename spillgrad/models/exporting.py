@@ -13,7 +13,7 @@ from spillgrad.files.replacement import copy, replacing
 from spillgrad.models import gguf_file, peft_folder
 from spillgrad.models.adapters import Adapter, ConvertedTensor, attach
 from spillgrad.models.catalogue import from_safetensors
-from spillgrad.models.exported_model import TOKENIZER_FILES, ExportedModel, folder_of, with_model
+from spillgrad.models.exported_model import QUANTIZATION, TOKENIZER_FILES, ExportedModel, folder_of, with_model
 from spillgrad.models.language_model import LanguageModel
 from spillgrad.nn.lora import LoRAConv1D, adapted_layers
 from spillgrad.nn.module import Module
@@ -36,8 +36,9 @@ def export(
 ) -> Path:  # fmt: skip
     """Write a model in files, such as a run's checkpoint, for other programs.
 
-    Tensors are read, converted and written one by one. All is written beside `to`, and moved there when it is on the
-    disk: an error, a full disk or a kill leaves what was there before.
+    Tensors are read, converted and written one by one; quantized weights, of `quantize` or of bitsandbytes, become the
+    numbers that their codes stand for. All is written beside `to`, and moved there when it is on the disk: an error, a
+    full disk or a kill leaves what was there before.
 
     Parameters
     ----------
@@ -54,8 +55,8 @@ def export(
     merge : bool, default False
         Whether to add adapters to the weights of their base, and write the whole model.
     dtype : {"float32", "bfloat16", "float16", "q8_0"}, optional
-        Format of the elements; by default, as stored. Sums of weights and adapters are computed in float32. "q8_0",
-        for "gguf" alone, has eight bits for an element.
+        Format of the elements; by default, as stored, or, of quantized weights, as their config says. Sums of weights
+        and adapters are computed in float32. "q8_0", for "gguf" alone, has eight bits for an element.
     tokenizer : str or path, optional
         Folder of the tokenizer; by default, that of the model or of its base, if it has one.
     max_shard_size : int or str, default "5GB"
@@ -323,7 +324,8 @@ def _write_safetensors(
     if dtype is None:
         dtype = max(tensors.values(), key=lambda tensor: tensor.nbytes).numpy_dtype.name
     # Of the two names that Hugging Face's library has had for it, all its releases read this one.
-    config = {key: value for key, value in model.description.items() if key != "dtype"} | {"torch_dtype": dtype}
+    of_others = ("dtype", QUANTIZATION)
+    config = {key: value for key, value in model.description.items() if key not in of_others} | {"torch_dtype": dtype}
     with replacing(place, _total(tensors)) as new:
         new.mkdir()
         safetensors_io.write(new, MODEL, tensors, max_shard_bytes, safetensors_io.write_tensors, METADATA)

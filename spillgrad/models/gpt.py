@@ -323,4 +323,4 @@ def _inferred(saved: Mapping[str, StoredTensor], path: str | os.PathLike[str]) -
 _HEAD_WIDTH = 64
 
 
-LAYOUT = pretrained.Layout(GPT, _own_weights, config_of, "n_layer", "transformer.wte.weight")
+LAYOUT = pretrained.Layout(GPT, _own_weights, config_of, "n_layer", "transformer.wte.weight", "h")

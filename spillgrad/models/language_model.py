@@ -178,10 +178,11 @@ class LanguageModel(Module):
         uniform = np.random.Generator(np.random.Philox(seed))
         ended = np.zeros(len(tokens), np.bool_)
         cache = KeyValueCache(self.layers)
+        modules = list(self.modules())
         for _ in range(count):
             if ended.all():
                 return
-            logits = self._next_logits(tokens, cache)
+            logits = self._next_logits(tokens, cache, modules)
             following = _sample(logits, temperature, top_k, top_p, uniform.random(len(logits)))
             following = np.where(ended, tokens[:, -1], following)
             ended |= np.isin(following, list(stop))
@@ -190,12 +191,13 @@ class LanguageModel(Module):
                 cache = KeyValueCache(self.layers)
             yield following
 
-    def _next_logits(self, tokens: np.ndarray, cache: KeyValueCache) -> np.ndarray:
+    def _next_logits(self, tokens: np.ndarray, cache: KeyValueCache, modules: list[Module]) -> np.ndarray:
         """Return the logits after the last token of each sequence; add to the cache what it lacks.
 
-        The model computes in evaluation mode. Between two tokens it is as its user left it.
+        The model, which consists of `modules`, computes in evaluation mode. Between two tokens it is as its user left
+        it.
         """
-        training = [module for module in (self, *self._submodule_paths()) if module.training]
+        training = [module for module in modules if module.training]
         for module in training:
             module.training = False
         try:

@@ -1,6 +1,7 @@
 """Loading pretrained weights from safetensors files in Hugging Face's layout."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +51,17 @@ class Layout(NamedTuple):
     """The config's field for the number of layers."""
     embedding: str
     """The path of the token embedding, which the output layer may share."""
+    blocks: str
+    """The name of the list of layers, in files."""
+
+    def first_layers(self, saved: Weights, count: int) -> Weights:
+        """Return the weights without those of all layers but the first."""
+        of_layer = re.compile(rf"(?:^|\.){self.blocks}\.(\d+)\.")
+        return {
+            name: tensor
+            for name, tensor in saved.items()
+            if (found := of_layer.search(name)) is None or int(found[1]) < count
+        }
 
 
 def model_of(layout: Layout, path: str | os.PathLike[str], config: Any = None, model: Any = None) -> Any:

@@ -6,7 +6,7 @@ Of NF4, a file holds `X.weight` (codes), `X.weight.absmax`, `.quant_map`, `.nest
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +17,12 @@ from spillgrad.nn import init
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.quantize import quantizable, quantized_layer
-from spillgrad.nn.quantized import QuantizedWeight, empty_matrix, stored_shape
+from spillgrad.nn.quantized import BUFFERS, QuantizedWeight, empty_matrix, stored_shape
 from spillgrad.nn.replacing import replaced
 from spillgrad.ops import creation
 from spillgrad.ops.quantized import QuantizedMatrix
+from spillgrad_kernels.cpu import quantizing
+from spillgrad_kernels.cpu.quantization import Quantized
 from spillgrad_kernels.tables.quantization import BLOCK, LEVELS, NESTED_BLOCK, dynamic_map
 
 Weights = Mapping[str, Any]
@@ -36,6 +38,63 @@ class StoredMatrix(NamedTuple):
     shape: tuple[int, int]
     format: str
     nests: bool
+
+
+class QuantizedTensor:
+    """A quantized weight in files, as an array of the numbers that its codes stand for; `dtype` is that of its results.
+
+    Rows that are asked for are float32. The codes are read at the first time, and stay in memory until `forget`.
+    `is_transposed` says that the codes are those of the transposed weight, as GPT-2's are.
+    """
+
+    ndim = 2
+
+    def __init__(self, matrix: StoredMatrix, parts: tuple[Any, ...], is_transposed: bool, dtype: dtypes.DType) -> None:
+        self.shape = matrix.shape[::-1] if is_transposed else matrix.shape
+        self.dtype = dtype
+        self.nbytes = math.prod(self.shape) * dtype.itemsize
+        self._matrix, self._parts, self._is_transposed = matrix, parts, is_transposed
+        self._read: Quantized | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = self.rows(0, self.shape[0])
+        self.forget()
+        return found.astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Return some rows, in float32."""
+        if self._read is None:
+            parts = [None if part is None else np.asarray(part) for part in self._parts]
+            self._read = Quantized(self._matrix.shape, *parts)  # type: ignore[arg-type]
+        if self._is_transposed:
+            return quantizing.dequantize(self._read).T[start:stop]
+        return quantizing.dequantize(self._read, np.arange(start, min(stop, self.shape[0])))
+
+    def forget(self) -> None:
+        """Free the memory of the codes."""
+        self._read = None
+
+
+def dequantized(
+    saved: Weights, is_transposed: Callable[[str], bool], dtype: dtypes.DType
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """Return tensors with quantized weights as `QuantizedTensor` in place of their parts, and the names of these.
+
+    `is_transposed` says of a name whether its weight is that of GPT-2's layers. Raises CheckpointError as `split` does.
+    """
+    named, matrices = split(saved)
+    found: dict[str, Any] = {}
+    names = []
+    for name, tensor in saved.items():
+        matrix = matrices.get(id(tensor))
+        if matrix is not None:
+            path = name.removesuffix("weight")
+            parts = tuple(named.get(path + part) for part in BUFFERS)
+            found[name] = QuantizedTensor(matrix, parts, is_transposed(name), dtype)
+            names.append(name)
+        elif named.get(name) is tensor:
+            found[name] = tensor
+    return found, names
 
 
 def split(saved: Weights) -> tuple[dict[str, Any], dict[int, StoredMatrix]]:

@@ -57,6 +57,12 @@ class QuantizedWeight(Module):
         return quantized.dequantize(self._matrix(), self.dtype)
 
 
+def quantized_numbers(module: Module) -> int:
+    """Return how many numbers the quantized weight of a layer stands for; 0 for other modules."""
+    shape = getattr(module, "weight_shape", None)
+    return shape[0] * shape[1] if shape is not None and set(BUFFERS) <= module._buffers.keys() else 0
+
+
 def stored_shape(shape: tuple[int, int], format: str) -> tuple[int, int]:
     """Return the shape in which layers and files hold the codes of a matrix."""
     return (-(-shape[0] * shape[1] // 2), 1) if format == "nf4" else shape

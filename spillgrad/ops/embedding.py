@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.autograd.core.grad_mode import is_recording, no_grad
 from spillgrad.device.device import CPU, moved
 from spillgrad.dtypes import is_differentiable
 from spillgrad.errors import ArgumentError, DtypeError, ShapeError
@@ -19,7 +19,7 @@ from spillgrad.ops.reduce import norm
 from spillgrad.ops.shape import reshape, unsqueeze
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu import indexing as kernels
-from spillgrad_kernels.device_array import arange_beside, beside
+from spillgrad_kernels.device_array import arange_beside, beside, is_on_device
 
 __all__ = ["embedding", "embedding_bag", "one_hot"]
 
@@ -102,8 +102,19 @@ def embedding(
     padding_idx = _padding_row("embedding", padding_idx, weight)
     if max_norm is not None:
         _shorten_rows(weight, input.array, float(max_norm), float(norm_type))
-    rows = _embedding(weight, input, padding_idx)
+    rows = _rows(weight, input, padding_idx)
     return _by_frequency(rows, input.array) if scale_grad_by_freq else rows
+
+
+def _rows(weight: Tensor, input: Tensor, padding_idx: int | None) -> Tensor:
+    """Return rows, and record that; of an offloaded table, no others are read."""
+    found = None if is_on_device(input._array) else weight._rows_at(input._array)
+    if found is None:
+        return _embedding(weight, input, padding_idx)
+    table = Tensor.wrap(np.broadcast_to(np.empty((), weight.numpy_dtype), weight.shape))  # a shape without memory
+    if is_recording():
+        table.connect(weight.gradient_edge())
+    return _embedding.computed((table, input, padding_idx), found)  # type: ignore[attr-defined,no-any-return]
 
 
 def _check_table(name: str, input: Tensor, weight: Any) -> None:

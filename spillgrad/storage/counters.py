@@ -148,6 +148,15 @@ class Counters:
         took_s, ahead = _seconds_since(began_s), prefetched or events.UNSET
         self._journal.add(events.Read(entry.sequence, took=took_s, ahead=ahead, **self._if_freed(entry)))
 
+    def read_part(self, entry: DiskEntry, nbytes: int, began_s: float) -> None:
+        """Count a caller's finished read, since `began_s`, of `nbytes` of an array."""
+        self.misses += 1
+        for counters in (self.total, entry.counters):
+            counters.read_bytes += nbytes
+        told = self._if_freed(entry)
+        self._journal.add(events.Read(entry.sequence, took=_seconds_since(began_s), part=nbytes, **told))
+        self.waited_to_get(began_s, entry)
+
     def waited_to_put(
         self, began_s: float, sequence: int, label: Label, dtype: np.dtype[Any] | None, cached: bool = False
     ) -> None:

@@ -21,6 +21,7 @@ from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.file_part import FilePart
 from spillgrad.storage.disk.segment_set import SEGMENT_BYTES, SegmentSet
 from spillgrad.storage.disk.source_file import NO_VALUES, SourceExtent, can_read
+from spillgrad.storage.disk.spans import copy_spans, digest_bytes
 from spillgrad.storage.encryption import Encrypted
 from spillgrad.storage.journal.writer import Journal
 from spillgrad.storage.residency.residence import BELOW, CHANGING
@@ -531,6 +532,51 @@ class DiskStore(TieredStore[DiskEntry]):
         """
         with self._state.lock:
             return isinstance(self._state.live_entry("is_read_in_place", handle).extent, SourceExtent)
+
+    def read_spans(self, handle: Handle, spans: np.ndarray, into: np.ndarray) -> None:
+        """Fill an array with parts of a stored one, of which no others are read from the disk, if that can be.
+
+        The whole is read if it will stay in RAM, because all persistent arrays fit the budget, and if it is encoded.
+        What is read is verified as a whole array is: pages of it have checksums, which take 1/512 of the array's bytes,
+        counted until the array is dropped. Unlike `get`, this is no use of the array that later steps are to expect.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+        spans : ndarray
+            Integers of shape (n, 2): the elements, in row-major order, at which each part begins and ends; in order.
+        into : ndarray
+            Array of one dimension, C-contiguous and of the dtype of the stored one, for the elements of all parts.
+
+        Raises
+        ------
+        SpillError
+            As by `get`.
+        SpillCorruptionError
+            If the bytes on disk are not those that were written, or read before.
+        """
+        array = self.held(handle)
+        if array is None and self.keeps_all:
+            array = self.get(handle)
+        if array is None and (entry := self._begin_spans(handle)) is not None:
+            self._loader.read_spans(entry, spans, into)
+            return
+        copy_spans((self.get(handle) if array is None else array).reshape(-1), spans, into)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all persistent arrays that `expect` announced fit the budget together."""
+        return 0 < self._state.schedule.expected_bytes <= self.ram_budget
+
+    def _begin_spans(self, handle: Handle) -> DiskEntry | None:
+        """Return an entry whose parts can be read, after `begin_spans` of the loader; or None."""
+        with self._state.lock:
+            entry = self._state.open_entry("get", handle)
+            if entry.is_absent and not entry.digest_bytes:
+                self._room.wait_for(digest_bytes(entry.nbytes), entry.label, entry.dtype, raises=entry.persistent)
+                entry = self._state.open_entry("get", handle)
+            return entry if self._loader.begin_spans(entry) else None
 
     def expect(self, nbytes: int) -> None:
         """Announce persistent arrays: arrays that fit beside them are not written early.

@@ -119,6 +119,29 @@ class TieredStore(Generic[E]):
         entry.await_arrival()
         return array
 
+    def held(self, handle: Handle) -> np.ndarray | None:
+        """Return an array if it is in RAM; unlike `get`, this is no use that later steps are to expect.
+
+        Parameters
+        ----------
+        handle : Handle
+            The handle of the array.
+
+        Returns
+        -------
+        ndarray or None
+            The array, which all callers share; None if it must be read, or is being read, and if somebody watches it
+            for changes.
+        """
+        state = self._state
+        with state.lock:
+            entry = state.open_entry("get", handle)
+            array, unchanged = state.tier.held(entry)
+        if array is None or unchanged is not None:
+            return None
+        entry.await_arrival()
+        return array
+
     def _use(self, entry: E, array: np.ndarray | None) -> None:
         """Record a use of an entry, and begin to load the array if `array` is None. Called with the lock held."""
         self._state.tier.schedule.get(entry)

@@ -1323,11 +1323,14 @@ def test_a_model_on_disk_is_saved_and_goes_on_bit_for_bit(tmp_path, saved_on_dis
     assert _train_on_noise(*resumed, range(3, 6)) == wanted
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["float32", "nf4"])
 @pytest.mark.parametrize("offloaded", [False, True])
-def test_a_frozen_base_is_left_out_and_stays_where_only_adapters_are_saved(tmp_path, offloaded):
+def test_a_frozen_base_is_left_out_and_stays_where_only_adapters_are_saved(tmp_path, offloaded, quantized):
     def start(seed):
         sg.manual_seed(7)  # of the base
         model = sg.models.build("tiny")
+        if quantized:
+            model = nn.quantize(model.requires_grad_(False), "nf4")
         sg.manual_seed(seed)
         model = nn.lora(model, rank=2)
         optimizer = AdamW(p for p in model.parameters() if p.requires_grad)

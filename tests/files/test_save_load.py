@@ -175,7 +175,7 @@ def test_a_device_that_does_not_exist_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ({"model": nn.Linear(1, 1)}, r"got Linear at \['model'\]; .* save its state_dict\(\)"),
+        ({"model": nn.Identity()}, r"got Identity at \['model'\]; .* save its state_dict\(\)"),
         ([1, {"p": Point(1, 2)}], r"got Point at \[1\]\['p'\]"),
         (object(), "got object at the top"),
         ({"f": len}, "got builtin_function_or_method"),

@@ -302,17 +302,22 @@ def test_a_large_model_is_in_several_files(tmp_path: Path, base: Path):
     assert (again / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("is_quantized", [False, True], ids=["float32", "nf4"])
 @pytest.mark.parametrize("place", ["merged", "merged.gguf"])
-def test_an_export_needs_memory_for_few_tensors(place: str, tmp_path: Path):
+def test_an_export_needs_memory_for_few_tensors(place: str, is_quantized: bool, tmp_path: Path):
     config = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "vocab_size": 256}
-    model = random_adapters(sg.models.build("llama-tiny", **config), rank=4)
-    sg.save_checkpoint(tmp_path / "run", model)
+    model, options = sg.models.build("llama-tiny", **config), {}
+    if is_quantized:
+        sg.save_checkpoint(tmp_path / "whole", model)
+        options = {"weights": sg.models.quantize(tmp_path / "whole", "nf4", tmp_path / "small")}
+        model = sg.models.from_safetensors(options["weights"])
+    sg.save_checkpoint(tmp_path / "run", random_adapters(model, rank=4), trainable_only=is_quantized)
     largest_bytes = 256 * 1024 * 4
     del model
-    sg.models.export(tmp_path / "run", tmp_path / place, merge=True)  # imports, and warms up
+    sg.models.export(tmp_path / "run", tmp_path / place, merge=True, **options)  # imports, and warms up
     tracemalloc.start()
     try:
-        sg.models.export(tmp_path / "run", tmp_path / place, merge=True)
+        sg.models.export(tmp_path / "run", tmp_path / place, merge=True, **options)
         assert tracemalloc.get_traced_memory()[1] < 6 * largest_bytes  # of 48
     finally:
         tracemalloc.stop()
@@ -391,11 +396,74 @@ def test_what_no_library_knows_is_not_exported(tmp_path: Path):
         sg.models.to_peft(sg.nn.Linear(2, 2), tmp_path / "adapters", "base")
 
 
-def test_quantized_weights_are_refused(tmp_path: Path, base: Path):
+def test_weights_that_are_quantized_in_another_way_are_refused(tmp_path: Path, base: Path):
     config = json.loads((base / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
     (base / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="are quantized"):
+    with pytest.raises(CheckpointError, match=r"are quantized .* in a way that is not read; name those that are not"):
         sg.models.export(base, tmp_path / "exported")
+
+
+def floats_of(folder: Path, adapters: bool = False) -> dict[str, bytes]:
+    """Return the weights that a quantized folder stands for, of the model in RAM."""
+    model = sg.models.from_safetensors(folder)
+    if adapters:
+        random_adapters(model, rank=2)
+    sg.nn.dequantize(model)
+    if adapters:
+        sg.nn.merge_lora(model)
+    return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "tiny"])
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("embeddings", [False, True], ids=["linear layers", "tables too"])
+def test_quantized_weights_are_exported_as_the_numbers_that_they_stand_for(
+    tmp_path: Path, name: str, to: str, embeddings: bool
+):
+    (tmp_path / "base").mkdir()
+    make_base(tmp_path / "base", name)
+    small = sg.models.quantize(tmp_path / "base", to, tmp_path / "small", embeddings=embeddings)
+    exported = sg.models.export(small, tmp_path / "exported", dtype="float32")
+    model = sg.models.from_safetensors(exported)
+    found = {key: tensor.numpy().tobytes() for key, tensor in model.state_dict().items()}
+    assert found == floats_of(small)
+    config = json.loads((exported / "config.json").read_text())
+    assert "quantization_config" not in config
+    assert config["torch_dtype"] == "float32"
+    assert {array.dtype.name for array in load_file(exported / "model.safetensors").values()} == {"float32"}
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "tiny"])
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+def test_adapters_of_a_quantized_base_are_merged_into_its_numbers(tmp_path: Path, name: str, to: str):
+    (tmp_path / "base").mkdir()
+    make_base(tmp_path / "base", name)
+    small = sg.models.quantize(tmp_path / "base", to, tmp_path / "small")
+    model = random_adapters(sg.models.from_safetensors(small), rank=2)
+    version = sg.save_checkpoint(tmp_path / "run", model, trainable_only=True)
+    assert all("lora_" in key for key in load_file(version / "model.safetensors"))
+    merged = sg.models.export(tmp_path / "run", tmp_path / "merged", merge=True, weights=small)
+    found = sg.models.from_safetensors(merged).state_dict()
+    wanted = floats_of(small, adapters=True)
+    for key, tensor in found.items():
+        exact = np.frombuffer(wanted[key], np.float32).reshape(tensor.shape)
+        np.testing.assert_allclose(tensor.numpy(), exact, rtol=1e-5, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(
+        logits(sg.models.from_safetensors(merged)), logits(model), rtol=1e-3, atol=1e-3 * np.abs(logits(model)).max()
+    )
+    adapters = sg.models.to_peft(model, tmp_path / "adapters", small)
+    again = sg.models.export(adapters, tmp_path / "again", merge=True, dtype="bfloat16")
+    arrays, exact = load_file(again / "model.safetensors"), load_file(merged / "model.safetensors")
+    assert {key: array.astype(ml_dtypes.bfloat16).tobytes() for key, array in exact.items()} == {
+        key: array.tobytes() for key, array in arrays.items()
+    }
+
+
+def test_the_numbers_of_quantized_weights_are_of_the_dtype_that_the_config_says(tmp_path: Path, base: Path):
+    half = sg.models.export(base, tmp_path / "half", dtype="bfloat16")
+    small = sg.models.quantize(half, "nf4", tmp_path / "small")
+    exported = sg.models.export(small, tmp_path / "exported")
+    assert {array.dtype.name for array in load_file(exported / "model.safetensors").values()} == {"bfloat16"}
 
 
 def test_parameters_trained_beside_adapters_are_merged_and_not_adapters(tmp_path: Path, base: Path):

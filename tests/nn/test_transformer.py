@@ -1,5 +1,7 @@
 """Transformer layers against their formula, written out with the layers they are made of."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -8,8 +10,13 @@ from spillgrad import nn
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import functional as F
 
-SRC, TGT = sg.randn(5, 2, 8), sg.randn(3, 2, 8)
-CAUSAL = nn.Transformer.generate_square_subsequent_mask(3)
+RNG = np.random.default_rng(1)
+SRC, TGT = (sg.tensor(RNG.normal(size=(length, 2, 8)).astype(np.float32)) for length in (5, 3))
+
+
+@functools.cache
+def causal():
+    return nn.Transformer.generate_square_subsequent_mask(3)
 
 
 def close(a, b):
@@ -38,14 +45,14 @@ def test_a_decoder_layer_attends_to_itself_and_to_memory(norm_first):
     layer = nn.TransformerDecoderLayer(8, 2, 16, norm_first=norm_first).eval()
     if norm_first:
         y = layer.norm1(TGT)
-        x = TGT + layer.self_attn(y, y, y, attn_mask=CAUSAL)[0]
+        x = TGT + layer.self_attn(y, y, y, attn_mask=causal())[0]
         x = x + layer.multihead_attn(layer.norm2(x), SRC, SRC)[0]
         expected = x + feed_forward(layer, layer.norm3(x))
     else:
-        x = layer.norm1(TGT + layer.self_attn(TGT, TGT, TGT, attn_mask=CAUSAL)[0])
+        x = layer.norm1(TGT + layer.self_attn(TGT, TGT, TGT, attn_mask=causal())[0])
         x = layer.norm2(x + layer.multihead_attn(x, SRC, SRC)[0])
         expected = layer.norm3(x + feed_forward(layer, x))
-    close(layer(TGT, SRC, tgt_mask=CAUSAL), expected)
+    close(layer(TGT, SRC, tgt_mask=causal()), expected)
     close(layer(TGT, SRC, tgt_is_causal=True), expected)
 
 
@@ -63,11 +70,11 @@ def test_masks_hide_places_and_the_batch_may_come_first():
     first = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
     first.load_state_dict(model.state_dict())
     hidden = sg.tensor([[False] * 4 + [True]] * 2)
-    got = model(SRC, TGT, tgt_mask=CAUSAL, src_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+    got = model(SRC, TGT, tgt_mask=causal(), src_key_padding_mask=hidden, memory_key_padding_mask=hidden)
     assert got.shape == TGT.shape
-    close(got, model(SRC[:4], TGT, tgt_mask=CAUSAL))
+    close(got, model(SRC[:4], TGT, tgt_mask=causal()))
     flipped = first(SRC.transpose(0, 1), TGT.transpose(0, 1), tgt_is_causal=True)
-    close(flipped.transpose(0, 1), model(SRC, TGT, tgt_mask=CAUSAL))
+    close(flipped.transpose(0, 1), model(SRC, TGT, tgt_mask=causal()))
 
 
 def test_dropout_acts_in_training_and_every_parameter_gets_a_gradient():

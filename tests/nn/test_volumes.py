@@ -7,32 +7,32 @@ from spillgrad import nn
 from spillgrad.errors import ArgumentError
 from spillgrad.nn import functional as F
 
-# Layer, the function it stands for, its representation.
+# What makes a layer, the function it stands for, its representation.
 LAYERS = [
-    (nn.Conv3d(2, 4, (1, 2, 3), stride=2, padding=1, groups=2),
+    (lambda: nn.Conv3d(2, 4, (1, 2, 3), stride=2, padding=1, groups=2),
      lambda m, x: F.conv3d(x, m.weight, m.bias, 2, 1, 1, 2),
      "Conv3d(2, 4, kernel_size=(1, 2, 3), stride=(2, 2, 2), padding=(1, 1, 1), groups=2)"),
-    (nn.Conv3d(2, 3, 3, padding=1, padding_mode="circular", bias=False),
+    (lambda: nn.Conv3d(2, 3, 3, padding=1, padding_mode="circular", bias=False),
      lambda m, x: F.conv3d(F.pad(x, (1,) * 6, mode="circular"), m.weight),
      "Conv3d(2, 3, kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), padding_mode='circular', bias=False)"),
-    (nn.ConvTranspose3d(2, 3, 2, stride=2, padding=1, output_padding=1),
+    (lambda: nn.ConvTranspose3d(2, 3, 2, stride=2, padding=1, output_padding=1),
      lambda m, x: F.conv_transpose3d(x, m.weight, m.bias, 2, 1, 1),
      "ConvTranspose3d(2, 3, kernel_size=(2, 2, 2), stride=(2, 2, 2), padding=(1, 1, 1), output_padding=(1, 1, 1))"),
-    (nn.MaxPool3d(2, 1), lambda m, x: F.max_pool3d(x, 2, 1),
+    (lambda: nn.MaxPool3d(2, 1), lambda m, x: F.max_pool3d(x, 2, 1),
      "MaxPool3d(kernel_size=2, stride=1, padding=0, dilation=1, ceil_mode=False)"),
-    (nn.AvgPool3d(2, divisor_override=3), lambda m, x: F.avg_pool3d(x, 2, divisor_override=3),
+    (lambda: nn.AvgPool3d(2, divisor_override=3), lambda m, x: F.avg_pool3d(x, 2, divisor_override=3),
      "AvgPool3d(kernel_size=2, stride=2, padding=0)"),
-    (nn.AdaptiveAvgPool3d((2, 1, None)), lambda m, x: F.adaptive_avg_pool3d(x, (2, 1, None)),
+    (lambda: nn.AdaptiveAvgPool3d((2, 1, None)), lambda m, x: F.adaptive_avg_pool3d(x, (2, 1, None)),
      "AdaptiveAvgPool3d(output_size=(2, 1, None))"),
-    (nn.AdaptiveMaxPool3d(2), lambda m, x: F.adaptive_max_pool3d(x, 2), "AdaptiveMaxPool3d(output_size=2)"),
-    (nn.LPPool3d(2, 2), lambda m, x: F.lp_pool3d(x, 2, 2),
+    (lambda: nn.AdaptiveMaxPool3d(2), lambda m, x: F.adaptive_max_pool3d(x, 2), "AdaptiveMaxPool3d(output_size=2)"),
+    (lambda: nn.LPPool3d(2, 2), lambda m, x: F.lp_pool3d(x, 2, 2),
      "LPPool3d(norm_type=2, kernel_size=2, stride=None, ceil_mode=False)"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("layer", "function", "shown"), LAYERS, ids=[shown for *_, shown in LAYERS])
-def test_a_layer_calls_its_function_and_shows_its_options(layer, function, shown):
-    x = sg.randn(2, 2, 4, 5, 4)
+@pytest.mark.parametrize(("make", "function", "shown"), LAYERS, ids=[shown for *_, shown in LAYERS])
+def test_a_layer_calls_its_function_and_shows_its_options(make, function, shown):
+    layer, x = make(), sg.randn(2, 2, 4, 5, 4)
     assert layer(x).tolist() == function(layer, x).tolist()
     assert repr(layer) == shown
 

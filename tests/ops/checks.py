@@ -82,10 +82,15 @@ def check_gradients(function: Callable[..., Tensor], *values: Any, second: bool 
 
 def check_half_precision(function: Callable[..., Tensor], *values: Any, tolerance: float = 2e-2) -> None:
     """Compare results and gradients in float32 and bfloat16 with those in float64; each keeps its dtype."""
+    check_precision(function, *values, tolerances={"float32": 1e-4, "bfloat16": tolerance})
+
+
+def check_precision(function: Callable[..., Tensor], *values: Any, tolerances: dict[str, float]) -> None:
+    """Compare results and gradients in other dtypes with those in float64; each keeps its dtype."""
     reference = [leaf(v) for v in values]
     wanted = function(*reference)
     wanted_gradients = grad(weighted(wanted, 0), reference, materialize_grads=True)
-    for dtype, allowed in (("float32", 1e-4), ("bfloat16", tolerance)):
+    for dtype, allowed in tolerances.items():
         leaves = [leaf(v).detach().to(dtype).requires_grad_() for v in values]
         result = function(*leaves)
         weights = from_numpy(np.asarray(np.random.default_rng(0).normal(size=result.shape))).to(dtype)

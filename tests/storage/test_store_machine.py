@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 
 from spillgrad.errors import SpillError
+from spillgrad.storage.disk.spans import digest_bytes
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.memory_store import MemoryStore
 from spillgrad.storage.store import Handle
@@ -49,7 +50,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.memory = MemoryStore()
         self.made = self.largest_held = 0
         self.borrowed: list[np.ndarray] = []
-        self.changing_bytes = 0
+        self.changing_bytes = self.digests_bytes = 0
 
     @rule(target=stored, nbytes=st.integers(0, LARGEST), key=st.none() | st.integers(0, 3))
     def put(self, nbytes: int, key: int | None) -> Stored:
@@ -107,6 +108,17 @@ class StoreMachine(RuleBasedStateMachine):
     def get_persistent(self, pair: Stored) -> None:
         np.testing.assert_array_equal(self.disk.get(pair[0]), self.memory.get(pair[1]))
 
+    @rule(pair=persistent, edges=st.lists(st.integers(0, LARGEST), max_size=8, unique=True))
+    def get_parts_of_persistent(self, pair: Stored, edges: list[int]) -> None:
+        wanted = self.memory.get(pair[1])
+        cut = sorted(edge for edge in edges if edge <= wanted.size)
+        spans = np.array(cut[: len(cut) // 2 * 2], np.int64).reshape(-1, 2)
+        got = np.empty(int((spans[:, 1] - spans[:, 0]).sum()), np.uint8)
+        self.disk.read_spans(pair[0], spans, got)
+        parts = [wanted[first:last] for first, last in spans]
+        np.testing.assert_array_equal(got, np.concatenate([wanted[:0], *parts]))
+        self.digests_bytes += digest_bytes(LARGEST)
+
     @rule(target=changing, pair=consumes(persistent))
     def begin_change(self, pair: Stored) -> tuple[Stored, np.ndarray]:
         self.made += 1
@@ -152,7 +164,8 @@ class StoreMachine(RuleBasedStateMachine):
             for name in ("packed_bytes", "deduplicated_bytes", "live_bytes"):
                 assert getattr(disk, name) == getattr(memory, name)
             borrowed = sum(array.nbytes for array in self.borrowed)
-            assert disk.ram_bytes <= self.disk.ram_budget + borrowed + self.changing_bytes + LARGEST
+            beside = borrowed + self.changing_bytes + self.digests_bytes
+            assert disk.ram_bytes <= self.disk.ram_budget + beside + LARGEST
             with self.disk._state.lock:
                 in_ram = self.disk._state.counters._ram
                 assert in_ram is not None
@@ -199,6 +212,9 @@ def test_threads_that_do_anything_to_a_store_leave_its_account_at_zero(
                 mine.append((store.put(np.full(nbytes, i % 251, np.uint8)), i % 251, nbytes))
             elif choice < 0.6:
                 handle, value, nbytes = rng.choice(mine)
+                part = np.empty(nbytes // 2, np.uint8)
+                store.read_spans(handle, np.array([[nbytes - part.size, nbytes]]), part)
+                assert (part == value).all()
                 held.append(store.get(handle))
                 assert held[-1].shape == (nbytes,)
                 assert (held[-1] == value).all()

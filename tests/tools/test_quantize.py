@@ -64,6 +64,8 @@ def test_generate_and_train_take_the_folder(
     train = ["train", "--weights", "small", "--data", "text", "--steps", "3", "--context", "32", "--batch", "2"]
     assert main([*train, "--lora", "2", "--out", "adapters"]) == 0
     assert main(["generate", "--weights", "adapters", "--prompt", "to be", "--max-tokens", "3"]) == 0
+    assert main(["export", "adapters", "--to", "merged", "--merge"]) == 0
+    assert main(["generate", "--weights", "merged", "--prompt", "to be", "--max-tokens", "3"]) == 0
     capsys.readouterr()
     assert main([*train, "--out", "whole"]) == 2
     assert "train adapters beside them with --lora" in capsys.readouterr().err

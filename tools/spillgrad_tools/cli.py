@@ -232,7 +232,7 @@ def bench_plan() -> None:
 @bench.command("within")
 @runs("bench.within", bench_options.WithinOptions)
 def bench_within() -> None:
-    """Train within 60 sizes of memory, each run in a control group of that size, to see whether plans keep their word.
+    """Train within 72 sizes of memory, each run in a control group of that size, to see whether plans keep their word.
 
     Then GPT-2 trains with --ram auto in groups of 2 GiB, of 4 GiB and in none, beside a program that takes 500 MiB.
     The exit status is 1 if a run was killed, or if a size that a plan had named was too small.

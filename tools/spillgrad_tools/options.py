@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import importlib
 import inspect
 import os
@@ -12,6 +13,9 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.models import ParameterInfo
+
+from spillgrad_kernels.jit.collections import collections_paused
+from spillgrad_tools import start_anew
 
 # The exit statuses of a command that found damage, and of a command that was interrupted.
 WRONG, INTERRUPTED = 1, 130
@@ -66,7 +70,10 @@ def runs(
 
         def call(**given: Any) -> None:
             named = {each.name: value for each in optional if (value := given.pop(each.name)) is not None}
-            run = importlib.import_module(f"spillgrad_tools.{module}").run
+            with collections_paused():
+                run = importlib.import_module(f"spillgrad_tools.{module}").run
+            if start_anew.is_own_process:
+                gc.freeze()  # what modules are made of lives to the end: no collection need look through it
             arguments = given if settings is None else {**given, "settings": named}
             if (run(**arguments) if record is None else run(record(**arguments))) is False:
                 raise typer.Exit(status)

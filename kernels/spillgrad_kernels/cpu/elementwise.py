@@ -204,7 +204,8 @@ def prepare(
             (d for d in found[:-1] if d.name in CONVERSIONS), found[-1]
         )
         formula = _trace(formula, constants_of(number), number.kind == "c")
-    loop = build(formula, name, pattern, tuple([layout.dtype for layout in arrays]))
+    # Arrays without elements have no tiles: nothing would call their loop.
+    loop = build(formula, name, pattern, tuple([layout.dtype for layout in arrays])) if walk.tiles else 0
     results = tuple([(allocator(shape, kind), kind) for kind in kinds])
     words = np.array([loop, walk.loops.shape[1], *walk.loops.reshape(-1)], np.int64)
     return CallPlan(

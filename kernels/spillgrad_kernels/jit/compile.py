@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from spillgrad_kernels.jit.collections import collections_paused
+
 # LLVM may fuse a kernel's multiplications and additions, and assumes nothing more: NaN and inf propagate as in NumPy.
 CONTRACT = {"contract"}
 # LLVM vectorises sums only if it may reorder them. It still assumes nothing about NaN, infinities and signed zeros.
@@ -99,7 +101,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 def load() -> Any:
     """Make every deferred object, unless it is made already; return the module `compiler`, which imports Numba."""
-    with _lock:
+    with _lock, collections_paused():
         from spillgrad_kernels.jit import compiler
 
         if fork_locks == [_lock]:
@@ -151,11 +153,14 @@ def emitted(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any
     return decorate
 
 
-def overload(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def overload(
+    function: Callable[..., Any], *, jit_options: dict[str, Any] | None = None, **options: Any
+) -> Callable[..., Any]:
     """Make the decorated function choose, by the arguments' types, how `function` is implemented in kernels."""
+    jit_options = NO_WRAPPER | (jit_options or {})
 
     def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
-        Deferred(lambda compiler: compiler.overload(function, **options)(choose))
+        Deferred(lambda compiler: compiler.overload(function, jit_options=jit_options, **options)(choose))
         return choose
 
     return decorate
@@ -165,7 +170,7 @@ def register_jitable(function: Callable[..., Any] | None = None, *, inline: str 
     """Let kernels call `function`, and return `function` unchanged; a decorator."""
     if function is None:
         return functools.partial(register_jitable, inline=inline, **options)
-    overload(function, jit_options=NO_WRAPPER | options, inline=inline, strict=False)(lambda *_, **__: function)
+    overload(function, jit_options=options, inline=inline, strict=False)(lambda *_, **__: function)
     return function
 
 

@@ -9,6 +9,7 @@ A process links machine code that several processes compiled, so the symbols in 
 the same name apart by a number that starts at 1 in every process. Here each process starts at a different number.
 """
 
+import gc
 import hashlib
 import itertools
 import os
@@ -21,7 +22,7 @@ from typing import Any
 
 from llvmlite.binding import ffi
 from numba import carray, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, event
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
@@ -41,6 +42,23 @@ def _number_functions_apart() -> None:
     """Let Numba number functions from a random number on: equal symbols of two processes would confuse the linker."""
     FunctionIdentity._unique_ids = itertools.count(secrets.randbits(60))
 
+
+class _WithoutCollections(event.Listener):  # type: ignore[misc]
+    """Pauses the garbage collector while Numba compiles, as `collections_paused` does; Numba holds its lock then."""
+
+    def __init__(self) -> None:
+        self._was_on: list[bool] = []
+
+    def on_start(self, event: Any) -> None:
+        self._was_on.append(gc.isenabled())
+        gc.disable()
+
+    def on_end(self, event: Any) -> None:
+        if self._was_on.pop():
+            gc.enable()
+
+
+event.register("numba:compile", _WithoutCollections())
 
 _number_functions_apart()
 os.register_at_fork(after_in_child=_number_functions_apart)

@@ -11,10 +11,10 @@ from spillgrad.optim.optimizer import Optimizer
 WHOLE, SPLIT, NONE = MASTERS = ("whole", "split", "none")
 
 
-def require_master(master: str) -> None:
+def require_master(master: str, who: str = "disk_offload") -> None:
     """Raise ArgumentError for an unknown word."""
     if master not in MASTERS:
-        raise ArgumentError(f"disk_offload: got master={master!r}; wanted 'whole', 'split' or 'none'")
+        raise ArgumentError(f"{who}: got master={master!r}; wanted 'whole', 'split' or 'none'")
 
 
 def require_parameters(model: Module, master: str) -> None:

@@ -60,6 +60,7 @@ class Framework(NamedTuple):
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
     `is_in_place` says of a tensor whether it is read from a file that is not of the store.
     `is_compiled` says whether a module uses the parameters of all modules inside it at once.
+    `tables` takes a model, and returns the bytes at once of those tensors of which only some rows are read, by id.
     """
 
     module: type
@@ -75,6 +76,7 @@ class Framework(NamedTuple):
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
     is_in_place: Callable[[Any], bool] = lambda tensor: False
+    tables: Callable[[Any], dict[int, int]] = lambda model: {}
 
     def runs(self, module: Any) -> bool:
         """Return whether a module has a forward; a list of modules has none."""
@@ -220,8 +222,9 @@ def _cut(framework: Framework, model: Any, sharing: Sharing) -> set[int]:
 
 def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[Need]:
     cut = _cut(framework, model, sharing)
+    tables = {name: nbytes for name, nbytes in framework.tables(model).items() if name not in cut}
     for path, tensors in _used_at_once(framework, model):
-        nbytes = sum(map(framework.nbytes_of, tensors))
+        nbytes = sum(tables.get(id(tensor), framework.nbytes_of(tensor)) for tensor in tensors)
         parts = [
             part_bytes(framework.nbytes_of(tensor), tensor.itemsize, sharing.ranks)
             for tensor in tensors
@@ -229,7 +232,8 @@ def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[N
         ]
         text = f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}"
         beside = f", and this process's part of one, {format_bytes(max(parts))}" if parts else ""
-        planes_bytes = max(map(framework.planes_bytes_of, tensors), default=0)
+        wholes = (tensor for tensor in tensors if id(tensor) not in tables)
+        planes_bytes = max(map(framework.planes_bytes_of, wholes), default=0)
         beside += f", and the planes of one, {format_bytes(planes_bytes)}" if planes_bytes else ""
         yield Need(nbytes + max(parts, default=0) + planes_bytes, text + beside)
 

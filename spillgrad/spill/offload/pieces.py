@@ -17,6 +17,7 @@ from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents, become
+from spillgrad.storage.disk.spans import copy_spans
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -103,6 +104,18 @@ class Joining:
         _copy_pieces(handle.pieces, array, _read)
         return array
 
+    def read_spans(self, handle: Whole, spans: np.ndarray, into: np.ndarray) -> None:
+        """Fill an array with spans of the elements; each piece is asked for its own."""
+        begin = done = 0
+        for piece in handle.pieces:
+            end = begin + piece.numel()
+            inside = np.clip(spans, begin, end) - begin
+            inside = inside[inside[:, 0] < inside[:, 1]]
+            count = int((inside[:, 1] - inside[:, 0]).sum())
+            if count:
+                _read_spans(piece, inside, into[done : done + count])
+            begin, done = end, done + count
+
     def use(self, handle: Whole) -> None:
         """Do nothing: the whole array is in RAM, and no order of use is known of it."""
 
@@ -149,6 +162,10 @@ class PiecedStorage(OffloadedStorage):
         """The pieces; None while anything refers to the whole array, which may have other values, and must get them."""
         self._residents.return_changed(with_last=True)
         return self._handle.pieces if self._alive() is None else None
+
+    @property
+    def reads_rows(self) -> bool:
+        return True
 
     @property
     def rounded(self) -> Tensor | None:  # type: ignore[override]
@@ -208,6 +225,13 @@ def _copy_pieces(
         stop = start + piece.numel()
         copy(piece, flat[start:stop])
         start = stop
+
+
+def _read_spans(piece: Tensor, spans: np.ndarray, into: np.ndarray) -> None:
+    if isinstance(piece._storage, OffloadedStorage):
+        piece._storage.read_spans(spans, into)
+    else:  # the disk refused it
+        copy_spans(piece.array, spans, into)
 
 
 def _read(piece: Tensor, part: np.ndarray) -> None:

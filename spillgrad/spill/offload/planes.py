@@ -12,11 +12,14 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device.device import CPU
+from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
+from spillgrad.spill.offload import rows
 from spillgrad.spill.offload.pieces import PiecingResidents, elements_of_pieces, piece_elements
 from spillgrad.spill.offload.residents import is_held
+from spillgrad.spill.offload.rows import ROWS_BYTES
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, become
-from spillgrad.spill.offload.training import FRAMEWORK
+from spillgrad.spill.offload.training import FRAMEWORK, is_in_place
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
@@ -29,13 +32,14 @@ LEAST_ELEMENTS = 4096
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Return whether a tensor, if it is offloaded, is stored in two planes."""
+    """Return whether a tensor, if it is offloaded, is stored in two planes; frozen weights in files stay there."""
     is_parameter = isinstance(tensor, Parameter) and type(tensor) in (*KINDS, *KINDS.values())
     return (
         is_parameter
         and tensor.numpy_dtype == dtypes.float32
         and tensor.numel() >= LEAST_ELEMENTS
         and tensor.device is CPU
+        and (tensor.requires_grad or not is_in_place(tensor))
     )
 
 
@@ -94,6 +98,14 @@ class Planes:
         rounded, low = (plane._store.get(plane._handle) for plane in handle.planes)
         kernels.join(rounded.reshape(-1)[handle.part], low, handle.places, array.reshape(-1))
 
+    def read_spans(self, handle: Split, spans: np.ndarray, into: np.ndarray) -> None:
+        """Fill an array with spans of the float32 numbers."""
+        rounded, low = (self.empty(into.shape, dtype) for dtype in (dtypes.bfloat16, dtypes.uint16))
+        first, second = handle.planes
+        first.read_spans(spans + handle.part.start, rounded)
+        second.read_spans(spans, low)
+        kernels.join(rounded, low, _among(handle.places, spans), into)
+
     def use(self, handle: Split) -> None:
         """Do nothing: the float32 array is in RAM, and no order of use is known of it."""
 
@@ -142,6 +154,10 @@ class SplitStorage(OffloadedStorage):
         """The first plane."""
         return self._handle.rounded
 
+    @property
+    def reads_rows(self) -> bool:
+        return True
+
     def hold_planes(self) -> None:
         for plane in (self._handle.rounded, self._handle.low):
             plane._array  # noqa: B018  # the frame holds what is used
@@ -163,6 +179,15 @@ class SplitStorage(OffloadedStorage):
         if has_ended:
             self._residents.return_changed(with_last=True)
         return has_ended
+
+
+def _among(places: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Return where the elements at `places` are among those of spans, of those that are in one."""
+    within = np.searchsorted(spans[:, 0], places, side="right") - 1
+    is_in = (within >= 0) & (places < spans[within, 1])
+    before = np.append(0, np.cumsum(spans[:, 1] - spans[:, 0]))[within]
+    found: np.ndarray = (before + places - spans[within, 0])[is_in]
+    return found
 
 
 def _label_of_plane(label: Label, name: str) -> Label:
@@ -188,9 +213,8 @@ class SplittingResidents(PiecingResidents):
 
     def split(self, tensor: Tensor, label: Label) -> None:
         storage = tensor._storage
-        is_whole = type(storage) is OffloadedStorage and is_split(tensor)
-        if is_whole and (tensor.requires_grad or not storage.is_read_in_place):  # type: ignore[attr-defined]
-            former = cast(OffloadedStorage, storage)._handle  # of values that were loaded as the model was built
+        if type(storage) is OffloadedStorage and is_split(tensor):
+            former = storage._handle  # of values that were loaded as the model was built
             flat = tensor._array.reshape(-1)
             self._split(tensor, flat, label)
             del flat
@@ -247,6 +271,12 @@ def updated_parameter_bytes_of(optimizer: Any, param: Tensor, nbytes: int) -> in
     return planes_bytes_of(param) + (piece_bytes if piece_bytes and is_split(param) else nbytes)
 
 
+def tables_of(model: Module) -> dict[int, int]:
+    """Return the bytes of tables that are in RAM at once where lookups alone use them, with the planes of the rows."""
+    row_bytes = {id(param): param.shape[1] * param.itemsize for param in model.parameters() if param.ndim == 2}
+    return {name: nbytes + max(ROWS_BYTES, row_bytes[name]) for name, nbytes in rows.tables_of(model).items()}
+
+
 SPLIT_FRAMEWORK = FRAMEWORK._replace(
-    updated_parameter_bytes_of=updated_parameter_bytes_of, planes_bytes_of=planes_bytes_of
-)  # fmt: skip
+    updated_parameter_bytes_of=updated_parameter_bytes_of, planes_bytes_of=planes_bytes_of, tables=tables_of
+)

@@ -16,14 +16,17 @@ from spillgrad.device.device import CPU, Device, device_of
 from spillgrad.dtypes import DType
 from spillgrad.nn.parameter import Buffer, Parameter
 from spillgrad.spill.offload.residents import Resident, Residents, is_held
+from spillgrad.spill.offload.rows import ROWS_BYTES, looked_up
 from spillgrad.spill.saved_memory import Layout
 from spillgrad.spill.tensor_memory import layout_of, over
 from spillgrad.storage.disk.file_part import FilePart
 from spillgrad.storage.disk.source_file import can_read
+from spillgrad.storage.disk.spans import copy_spans
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size, Storage
+from spillgrad_kernels.cpu import indexing
 
 if TYPE_CHECKING:
     from spillgrad.spill.device_store import DeviceStore
@@ -159,6 +162,33 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
         """Fill another array with the values."""
         np.copyto(target, self.array)
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a lookup of rows reads these alone."""
+        store = self._store
+        return type(store) is DiskStore and not store.keeps_all
+
+    def read_spans(self, spans: np.ndarray, into: np.ndarray) -> None:
+        """Fill an array with spans of the elements, as `DiskStore.read_spans` does."""
+        with self._residents.lock:
+            array = self._alive()
+        if array is None:
+            self._store.read_spans(self._handle, spans, into)
+        else:
+            copy_spans(array.reshape(-1), spans, into)
+
+    def rows_at(self, indices: np.ndarray) -> np.ndarray | None:
+        """Return the rows of a table at indices; None if it is to be read whole."""
+        if len(self._shape) != 2 or self._handle.nbytes <= ROWS_BYTES or not self.reads_rows:
+            return None
+        with self._residents.lock:
+            array = self._alive()
+        if array is None:
+            self._residents.make_room(ROWS_BYTES, self._store)
+            empty = self._residents.store.counted_empty
+            return looked_up(self._shape, self._dtype, indices, empty, self.read_spans)
+        return indexing.embedding(array, indices)
+
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""
         return OffloadedView(tensor)
@@ -178,7 +208,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     def read_in_place(self, part: FilePart) -> bool:
         """Take the values of a file, and read them there; False if that is impossible, or anything uses the array."""
         store, residents = self._store, self._residents
-        if type(store) is not DiskStore or not can_read(part, tuple(self._shape), self._dtype):
+        if not isinstance(store, DiskStore) or not can_read(part, tuple(self._shape), self._dtype):
             return False
         residents.return_changed(with_last=True)
         with residents.lock:
@@ -192,7 +222,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     @property
     def is_read_in_place(self) -> bool:
         """Whether the values are in a file that is not of the store."""
-        return type(self._store) is DiskStore and self._store.is_read_in_place(self._handle)
+        return isinstance(self._store, DiskStore) and self._store.is_read_in_place(self._handle)
 
     def begin_change(self) -> None:
         self.norm = self.squares = None
@@ -266,6 +296,9 @@ class Offloaded(Tensor):
     def _rounded_to(self, dtype: DType) -> Tensor | None:
         rounded = self._storage.rounded_to(dtype)
         return rounded if rounded is not None and rounded.shape == self.shape else None
+
+    def _rows_at(self, indices: np.ndarray) -> np.ndarray | None:
+        return self._storage.rows_at(indices) if self.shape == self._storage._shape else None
 
     def _read_in_place(self, part: FilePart) -> bool:
         return type(self) in _PLAIN and self._storage.read_in_place(part)

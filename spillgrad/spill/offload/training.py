@@ -19,6 +19,7 @@ from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, State, StepContext
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
 from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements, pieces_of, raised_at_end
+from spillgrad.spill.offload.rows import tables_of
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedPart, OffloadedStorage, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -333,5 +334,6 @@ def is_in_place(tensor: Tensor) -> bool:
 
 
 FRAMEWORK = Framework(
-    Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of, is_in_place=is_in_place
-)
+    Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of, is_in_place=is_in_place,
+    tables=tables_of,
+)  # fmt: skip

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,38 +11,33 @@ import numpy as np
 
 from spillgrad.distributed.link import Link
 from spillgrad.distributed.wires import wire_named
-from spillgrad.errors import ArgumentError, BudgetError
+from spillgrad.errors import ArgumentError, BudgetError, UnsupportedError
 from spillgrad.models import catalogue
 from spillgrad.models.gpt import GPTConfig
 from spillgrad.nn.lora import lora as with_adapters
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.quantized import quantized_numbers
 from spillgrad.optim.adam import AdamW
 from spillgrad.optim.optimizer import Optimizer
+from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.module_paths import pattern
-from spillgrad.spill.offload.needs import ALONE, Sharing
-from spillgrad.spill.planning.candidate import (
-    Prediction,
-    TrainingPlan,
-    alternatives,
-    best,
-    least_bytes,
-)
+from spillgrad.spill.offload.master import SPLIT, WHOLE, require_master
+from spillgrad.spill.offload.needs import Sharing
+from spillgrad.spill.planning.candidate import Prediction, TrainingPlan, alternatives
 from spillgrad.spill.planning.choose import Choice
-from spillgrad.spill.planning.machine import Machine, measure
+from spillgrad.spill.planning.formats import Asked, Formats, accuracy_of
+from spillgrad.spill.planning.machine import Machine
 from spillgrad.spill.planning.planned_training import PlannedTraining
 from spillgrad.spill.planning.predict import Whole
-from spillgrad.spill.planning.profile import profile
 from spillgrad.spill.planning.scaling import Scaling, numbers_up_to, recommended, scale
+from spillgrad.spill.planning.ways import Ways, quickest
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.threads.dispatch import get_num_threads
 
-# The share of the memory that the store gets while two layers are measured, or what a layer needs, if that is more; but
-# no more than the second share: the rest is for what the store does not hold.
-_PROFILE_SHARE, _MOST_PROFILE_SHARE = 0.25, 0.6
 _BYTES = 256
-Model = str | catalogue.Config | Callable[[int], Module]
+Model = str | os.PathLike[str] | catalogue.Config | Callable[[int], Module]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +73,7 @@ class Plan(TrainingPlan):
     least_bytes : int
         The least memory in which the model can be trained.
     parameter_bytes : int
-        Bytes of all parameters.
+        Bytes of all parameters and buffers, among them the codes of quantized weights.
     trained_bytes : int
         Bytes of the parameters that require gradients.
     state_bytes : int
@@ -116,6 +110,14 @@ class Plan(TrainingPlan):
         The format in which gradients travel between them.
     shard : str
         What they share of an offloaded model: "state", or "all".
+    parameters : int
+        Number of parameters, quantized ones included.
+    state : str, optional
+        The format of the optimizer's state; None is the optimizer's own.
+    master : str
+        How weights are stored: "whole", "split" or "none", as in `disk_offload`.
+    accuracy : tuple of str
+        What formats with fewer bits cost in accuracy, as measured; empty for exact ones.
     """
 
     model: str
@@ -129,6 +131,10 @@ class Plan(TrainingPlan):
     recommended_ranks: int = 1
     wire: str = "float32"
     shard: str = "state"
+    parameters: int = 0
+    state: str | None = None
+    master: str = WHOLE
+    accuracy: tuple[str, ...] = ()
 
     def apply(
         self, model: Module | Callable[[], Module], optimizer: Callable[[list[Parameter]], Optimizer],
@@ -170,7 +176,7 @@ class Plan(TrainingPlan):
         ...     loss.backward()
         ...     training.optimizer.step()
         """
-        return PlannedTraining(self, model, optimizer, directory, options)
+        return PlannedTraining(self, model, optimizer, directory, options, Formats(self.state, self.master))
 
     def __str__(self) -> str:
         found = self.prediction
@@ -205,6 +211,9 @@ def plan(
     shard: str = "state",
     processes: int = 1,
     beside_bytes: int = 0,
+    state: str | None = None,
+    master: str | None = None,
+    lossy: bool = False,
 ) -> Plan:
     """Plan how to train a model in a process with `ram` of memory, and predict the run's memory, disk space and time.
 
@@ -213,8 +222,9 @@ def plan(
 
     Parameters
     ----------
-    model : str, GPTConfig, DecoderConfig or callable
-        Name of a model of the catalogue, or its sizes, or a function that builds a model with a given number of layers.
+    model : str, path, GPTConfig, DecoderConfig or callable
+        Name of a model of the catalogue, or its sizes, or the `Path` of weights as `sg.models.from_safetensors` takes
+        it, or a function that builds a model with a given number of layers.
     batch : int
         Number of sequences in a batch.
     context : int
@@ -254,6 +264,14 @@ def plan(
         of one. Of `accumulate` batches, it has its share.
     beside_bytes : int, default 0
         Memory that the process will have and this one has not, such as its data.
+    state : {"float32", "bf16", "int8"}, optional
+        The format of the optimizer's state; by default, the optimizer's own, or with `lossy` what the plan chooses.
+    master : {"whole", "split", "none"}, optional
+        How weights are stored, as in `disk_offload`. By default, the plan chooses: whole, or with `autocast` in two
+        halves if that is quicker; with `lossy` and `autocast`, perhaps as bfloat16 alone.
+    lossy : bool, default False
+        Whether the plan may choose formats with fewer bits where these make a step quicker, or fit at all. Its
+        `accuracy` says what they cost.
 
     Returns
     -------
@@ -263,11 +281,15 @@ def plan(
     Raises
     ------
     BudgetError
-        If `ram` is too small; the message says the least memory that works.
+        If `ram` is too small; the message says the least memory that works, also with `lossy`.
     ArgumentError
         For arguments that contradict each other.
+    UnsupportedError
+        For weights that are not whole in several processes, or with a `wire` of fewer bits.
     SpillError
         If the directory cannot be written.
+    MissingFileError, CheckpointError
+        For a path without weights, or with damaged ones.
 
     Notes
     -----
@@ -300,24 +322,24 @@ def plan(
             f"plan: got shard {shard!r} and offload={offload}; wanted 'state', or 'all' of an offloaded model"
         )
     offload = True if shard == "all" else offload
+    is_alone = ranks == processes == 1 and format_.is_exact
+    if state is not None:
+        require_format("plan", state)
+    if master is not None:
+        _require_master(master, offload, is_alone)
     build, layers, name = _builder(model, context, depth, lora)
     loss = _loss(model, batch, context) if loss is None else loss
-    watched = _watched(
-        build, layers, loss, ram_bytes, directory, accumulate,
-        optimizer=optimizer, mixed_precision=autocast, machine=machine, sharing=Sharing(processes, format_),
-        beside_bytes=beside_bytes,
+    ways = Ways(
+        build, layers, loss, optimizer, ram_bytes, None if directory is None else Path(directory),
+        accumulate=accumulate, offload=offload, autocast=autocast, machine=machine,
+        sharing=Sharing(processes, format_), beside_bytes=beside_bytes,
     )  # fmt: skip
-    wholes = _either(watched, ram_bytes) if offload is None else [watched(offload)]
-    found = best(wholes, ram_bytes)
-    least = least_bytes(wholes)
+    asked = Asked(state, master, has_choice=autocast and is_alone)
+    found = quickest(ways, asked, lossy)
     if found is None:
-        raise BudgetError(
-            f"plan: got {format_bytes(ram_bytes)} for {name}, batch {batch} x {context}"
-            f"{'' if wholes[0].profile.offload else ', not offloaded'}; the least that works is "
-            f"{least >> 20} MiB: give that, or a smaller batch or context"
-            f"{'' if wholes[0].profile.offload else ', or leave --no-offload out'}"
-        )
+        raise _too_little(ways, asked, lossy, f"{name}, batch {batch} x {context}", format_bytes(ram_bytes))
     whole, choice, prediction = found
+    formats = whole.profile.formats
     scaling: list[Scaling] = []
     if link is not None:
         numbers = numbers_up_to(ranks)
@@ -330,7 +352,7 @@ def plan(
         context=context,
         accumulate=accumulate,
         ram_bytes=ram_bytes,
-        least_bytes=min(least, ram_bytes),  # whose margin may be smaller than that of `least`
+        least_bytes=min(ways.least_bytes() or ram_bytes, ram_bytes),  # whose margin may be the smaller one
         parameter_bytes=whole.parameter_bytes,
         trained_bytes=whole.trained_bytes,
         state_bytes=whole.state_bytes,
@@ -340,12 +362,55 @@ def plan(
         treatments=tuple(_treatments(whole, choice, prediction)),
         prediction=prediction,
         machine=whole.machine,
-        alternatives=tuple(alternatives(wholes, ram_bytes)),
+        alternatives=tuple(alternatives(ways.all, ram_bytes)),
         link=link,
         scaling=tuple(scaling),
         recommended_ranks=recommended(scaling) if scaling else 1,
         wire=wire,
         shard=shard,
+        parameters=whole.parameters,
+        state=formats.state,
+        master=formats.master,
+        accuracy=tuple(accuracy_of(formats)),
+    )
+
+
+def _require_master(master: str, offload: bool | None, is_alone: bool) -> None:
+    """Raise ArgumentError or UnsupportedError for weights that cannot be stored as `master` says."""
+    require_master(master, "plan")
+    if master != WHOLE and not is_alone:
+        raise UnsupportedError(
+            f"plan: got master={master!r} for several processes, or a wire of fewer bits, where parameters are whole; "
+            "leave it out"
+        )
+    if master == SPLIT and offload is False:
+        raise ArgumentError("plan: got master='split' and offload=False; parameters in RAM are whole: leave one out")
+
+
+def _too_little(ways: Ways, asked: Asked, lossy: bool, what: str, given: str) -> BudgetError:
+    """Return the error that no way fits; it says the least memory that works, and what fewer bits would change."""
+    least = ways.least_bytes()
+    is_kept_in_ram = ways.offload is False
+    with_fewer_bits = "" if lossy else _with_fewer_bits(ways, asked, least)
+    if least is None:
+        return BudgetError(f"{ways.error}{with_fewer_bits}")
+    return BudgetError(
+        f"plan: got {given} for {what}{', not offloaded' if is_kept_in_ram else ''}; the least that works is "
+        f"{least >> 20} MiB: give that, or a smaller batch or context"
+        f"{', or leave --no-offload out' if is_kept_in_ram else ''}{with_fewer_bits}"
+    )
+
+
+def _with_fewer_bits(ways: Ways, asked: Asked, least: int | None) -> str:
+    """Return words about the least memory that works with fewer bits; none if that is not less."""
+    formats = asked.least()
+    if formats is None or not ways.try_to_add(formats):
+        return ""
+    found = ways.least_bytes(formats)
+    return (
+        ""
+        if found is None or (least is not None and found >= least)
+        else f", or --lossy: with {formats.in_words} the least is {found >> 20} MiB"
     )
 
 
@@ -385,54 +450,10 @@ def observe(
         For arguments that contradict each other.
     """
     build, layers, _ = _builder(model, context, None, None)
-    return _watched(build, layers, _loss(model, batch, context), parse_bytes(ram), directory, accumulate)(offload)
-
-
-def _either(watched: Callable[[bool], Whole], ram_bytes: int) -> list[Whole]:
-    """Profile the model in a store, and also in RAM if it may fit into `ram_bytes`; return the profile in RAM first."""
-    offloaded = watched(True)
-    whole_bytes = offloaded.parameter_bytes + offloaded.trained_bytes + offloaded.state_bytes
-    return [watched(False), offloaded] if offloaded.profile.base_bytes + whole_bytes < ram_bytes else [offloaded]
-
-
-def _watched(
-    build: Callable[[int], Module], depth: int, loss: Callable[[Module], Tensor], ram_bytes: int,
-    directory: str | os.PathLike[str] | None, accumulate: int, *,
-    optimizer: Callable[[list[Parameter]], Optimizer] = AdamW, mixed_precision: bool = False,
-    machine: Machine | None = None, sharing: Sharing = ALONE, beside_bytes: int = 0,
-) -> Callable[[bool], Whole]:  # fmt: skip
-    """Return a function `watched(offload)` that profiles the model: in a store if `offload` is true, else in RAM."""
-    place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
-    on = measure(place) if machine is None else machine
-
-    def watched(offload: bool) -> Whole:
-        budget_bytes = int(ram_bytes * _PROFILE_SHARE)
-        for _ in range(2):
-            try:
-                found = profile(
-                    build,
-                    depth,
-                    loss,
-                    optimizer,
-                    place,
-                    ram_budget=budget_bytes,
-                    offload=offload,
-                    mixed_precision=mixed_precision,
-                    accumulate=-(-accumulate // sharing.ranks),
-                    busy_s_per_byte=on.busy_s(1),
-                    sharing=sharing,
-                    steps_in_backward=accumulate == 1,
-                )
-            except BudgetError as error:
-                refused, budget_bytes = error, error.least_bytes
-                if not 0 < budget_bytes <= ram_bytes * _MOST_PROFILE_SHARE:
-                    break
-            else:
-                found = dataclasses.replace(found, base_bytes=found.base_bytes + beside_bytes)
-                return Whole(found, depth, on, sharing)
-        raise BudgetError(f"plan: got {format_bytes(ram_bytes)} for the whole process, which is too little: {refused}")
-
-    return watched
+    loss = _loss(model, batch, context)
+    return Ways(
+        build, layers, loss, AdamW, parse_bytes(ram), Path(directory), accumulate=accumulate, offload=offload
+    ).profiled(offload)
 
 
 def _builder(
@@ -440,7 +461,18 @@ def _builder(
 ) -> tuple[Callable[[int], Module], int, str]:
     """Return (function that builds the model with n layers, number of layers of the whole model, name of the model)."""
     bare: Callable[[int], Module]
-    if not callable(model):
+    if isinstance(model, os.PathLike):
+        path, name = model, os.fspath(model)
+        if depth is not None:
+            raise ArgumentError(
+                f"plan: got depth {depth} with the weights in {name}, which have their own; leave it out"
+            )
+        sizes = catalogue.config_of(path)
+        if context > sizes.context:
+            raise ArgumentError(f"plan: got context {context}; {name} has {sizes.context} positions at most")
+        layers = sizes.n_layer if isinstance(sizes, GPTConfig) else sizes.num_hidden_layers
+        bare = lambda count: _of_weights(path, count, lora)  # noqa: E731
+    elif not callable(model):
         name = model if isinstance(model, str) else type(model).__name__.removesuffix("Config")
         if depth is not None:
             raise ArgumentError(f"plan: got depth {depth} with the model {name}, which has its own; leave it out")
@@ -458,6 +490,17 @@ def _builder(
         return bare, layers, name
     rank = lora
     return lambda count: with_adapters(bare(count), rank), layers, f"{name} with adapters of rank {rank}"
+
+
+def _of_weights(path: os.PathLike[str], count: int, lora: int | None) -> Module:
+    """Return a model with the first layers of weights in files, as training begins with it."""
+    model = catalogue.first_layers(path, count).train()
+    if lora is None and any(map(quantized_numbers, model.modules())):
+        raise ArgumentError(
+            f"plan: the weights in {os.fspath(path)} are quantized; adapters are trained beside them: give their rank "
+            "as lora"
+        )
+    return model
 
 
 def _loss(model: Model, batch: int, context: int) -> Callable[[Module], Tensor]:

@@ -10,6 +10,7 @@ from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.planning.candidate import TrainingPlan
+from spillgrad.spill.planning.formats import EXACTLY, Formats
 from spillgrad.spill.planning.keep_within import keep_within
 from spillgrad.spill.save_on_disk import save_on_disk
 
@@ -31,6 +32,8 @@ class PlannedTraining:
         Folder for what goes to disk.
     options : dict
         Options of `disk_offload`.
+    formats : Formats, optional
+        How weights and state are stored.
 
     Attributes
     ----------
@@ -47,18 +50,20 @@ class PlannedTraining:
     def __init__(
         self, plan: TrainingPlan, model: Module | Callable[[], Module],
         optimizer: Callable[[list[Parameter]], Optimizer], directory: str | os.PathLike[str] | None,
-        options: dict[str, Any],
+        options: dict[str, Any], formats: Formats = EXACTLY,
     ) -> None:  # fmt: skip
         budget = plan.prediction.budget_bytes
         self.offload: disk_offload | None = None
         self.spill: save_on_disk | None = None
         if plan.offload:
-            self.offload = disk_offload(model, optimizer, directory, ram_budget=budget, **options)
+            self.offload = disk_offload(
+                model, optimizer, directory, ram_budget=budget, **{**formats._asdict(), **options}
+            )
             self.model: Any = self.offload.model
             self.optimizer: Any = self.offload.optimizer
         else:
             self.model = model if isinstance(model, Module) else model()
-            self.optimizer = optimizer([each for each in self.model.parameters() if each.requires_grad])
+            self.optimizer = formats.in_ram(self.model, optimizer)
         if self.offload is not None:
             self.spill = save_on_disk(self.offload, policy=plan.policy)
         elif plan.policy != "keep":

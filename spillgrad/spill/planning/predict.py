@@ -17,6 +17,7 @@ import numpy as np
 
 from spillgrad.nn.parallel.gradient_buckets import default_bucket_bytes
 from spillgrad.nn.parallel.gradient_reducer import MOST_COPIES_BYTES
+from spillgrad.spill.offload.master import SPLIT
 from spillgrad.spill.offload.needs import ALONE, Sharing, part_bytes, reduced_bytes
 from spillgrad.spill.planning.candidate import NOTHING, Candidate
 from spillgrad.spill.planning.choose import Choice
@@ -67,8 +68,13 @@ class Whole(Candidate):
         self._sums_bytes = self._bytes_of_sums()
 
     @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        return self._sum(self.profile.parameters)
+
+    @property
     def parameter_bytes(self) -> int:
-        """The bytes of all parameters."""
+        """The bytes of all parameters and buffers."""
         return self._sum(self.profile.parameter_bytes)
 
     @property
@@ -336,7 +342,9 @@ class Whole(Candidate):
         saved_bytes, layer_bytes = self._saved(choice)
         if profile.offload:
             persistent = self.parameter_bytes + self.trained_bytes + self.state_bytes
-            return held + min(budget_bytes, persistent + saved_bytes)
+            # What is made from two planes is beside them, and the least budget has room for it.
+            joined_bytes = self.least_budget if profile.formats.master == SPLIT else 0
+            return held + min(budget_bytes, persistent + saved_bytes + joined_bytes)
         parameters, trained = profile.parameter_bytes.get(1, 0), profile.trained_bytes.get(1, 0)
         held += self._more * (parameters + profile.state_bytes.get(1, 0))
         if profile.accumulate > 1 and phase in ("forward", "backward"):

@@ -21,16 +21,20 @@ from spillgrad.generator import default_generator
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.nn.parameter import Parameter
+from spillgrad.nn.quantized import quantized_numbers
 from spillgrad.nn.utils.clip_grad import clip_grad_norm_
 from spillgrad.ops.autocast import autocast
 from spillgrad.optim.optimizer import Optimizer
 from spillgrad.spill.disk_offload import disk_offload
 from spillgrad.spill.module_paths import is_within, pattern
 from spillgrad.spill.offload.needs import ALONE, Sharing
+from spillgrad.spill.offload.training import FRAMEWORK
+from spillgrad.spill.planning.formats import EXACTLY, Formats
 from spillgrad.spill.planning.record import Recorder, Unit
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
 from spillgrad.storage.counters import rss_bytes
+from spillgrad.storage.disk.source_file import SourceExtent
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle, Label
@@ -68,7 +72,7 @@ class Profile:
     offload : bool
         Whether parameters and optimizer state were on disk too.
     parameter_bytes : dict
-        By unit, bytes of the parameters.
+        By unit, bytes of the parameters and buffers, among them the codes of quantized weights.
     trained_bytes : dict
         By unit, bytes of the parameters that require gradients.
     items : list of Item
@@ -104,6 +108,10 @@ class Profile:
         For each parameter that requires a gradient, in the model's order: its unit, its dtype, and its elements.
     frozen : tuple, optional
         The same for each other parameter.
+    parameters : dict, optional
+        By unit, the number of parameters; a quantized weight has as many as the matrix that it stands for.
+    formats : Formats, optional
+        How weights and state are stored.
     """
 
     layers: str | None
@@ -126,12 +134,15 @@ class Profile:
     accumulated: frozenset[int] = frozenset()
     trained: tuple[tuple[int, np.dtype, int], ...] = ()
     frozen: tuple[tuple[int, np.dtype, int], ...] = ()
+    parameters: dict[int, int] = dataclasses.field(default_factory=dict)
+    formats: Formats = EXACTLY
 
 
 def profile(
     build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer,
     directory: str | os.PathLike[str], *, ram_budget: int, offload: bool, mixed_precision: bool = False,
     accumulate: int = 1, busy_s_per_byte: float = 0.0, sharing: Sharing = ALONE, steps_in_backward: bool = True,
+    formats: Formats = EXACTLY, like: Profile | None = None,
 ) -> Profile:  # fmt: skip
     """Build a model of at most two layers, train it for a few steps, and return the measurements.
 
@@ -161,6 +172,11 @@ def profile(
         The processes that will train together, for the least budget. This process trains alone.
     steps_in_backward : bool, default True
         Whether backward updates offloaded parameters, if a step has one batch.
+    formats : Formats, optional
+        How weights and state are stored.
+    like : Profile, optional
+        A profile of the same model, offloaded likewise, in other formats. Then one step is measured, and forward and
+        backward take the times of that profile: formats change the update.
 
     Returns
     -------
@@ -176,16 +192,23 @@ def profile(
     with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
         watched = _Watched(
             build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate,
-            steps_in_backward and accumulate == 1,
+            steps_in_backward and accumulate == 1, formats,
         )  # fmt: skip
         watched.busy_s_per_byte, watched.sharing = busy_s_per_byte, sharing
         try:
-            return watched.profile()
+            return watched.profile(_STEPS) if like is None else _timed_as(like, watched.profile(1))
         finally:
             watched.close()
             default_generator.set_state(state)
             del watched
             gc.collect()  # so that its memory does not count in the next profile
+            buffers.empty_cache()
+
+
+def _timed_as(like: Profile, found: Profile) -> Profile:
+    """Return a profile with the times that another one has of forward and backward."""
+    phase_s = {**like.phase_s, "update": found.phase_s["update"]}
+    return dataclasses.replace(found, phase_s=phase_s, layer_s=like.layer_s)
 
 
 def in_steps(nbytes: float) -> int:
@@ -199,8 +222,9 @@ class _Watched:
     def __init__(
         self, build: Callable[[int], Module], depth: int, step: Step, make_optimizer: MakeOptimizer, place: str,
         ram_budget: int, offload: bool, mixed_precision: bool, accumulate: int, steps_in_backward: bool,
+        formats: Formats,
     ) -> None:  # fmt: skip
-        self._steps_in_backward, self.sharing = steps_in_backward, ALONE
+        self._steps_in_backward, self.sharing, self._formats = steps_in_backward, ALONE, formats
         self.others_bytes = buffers.memory_stats().live_bytes  # of arrays outside the model
         self._loss, self._mixed_precision, self._accumulate = step, mixed_precision, accumulate
         self._offload: disk_offload | None = None
@@ -212,12 +236,13 @@ class _Watched:
                 ram_budget=ram_budget,
                 step_in_backward=steps_in_backward,  # as in training: with several batches, gradients accumulate first
                 max_grad_norm=MAX_GRAD_NORM,
+                **formats._asdict(),
             )
             self.model, optimizer = self._offload.model, self._offload.optimizer
             self.spill = _Watching(self, self._offload)
         else:
             self.model = build(min(depth, _SHALLOW))
-            optimizer = make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+            optimizer = formats.in_ram(self.model, make_optimizer)
             self.spill = _Watching(self, place, ram_budget=ram_budget)
         self.optimizer = cast(Optimizer, optimizer)
         self.store = cast(_TracedStore, self.spill._store)
@@ -291,31 +316,37 @@ class _Watched:
         self.enter("backward")
         loss.backward()
 
-    def profile(self) -> Profile:
+    def profile(self, steps: int) -> Profile:
         self.step()  # compiles kernels and creates the optimizer's state
         phases: list[dict[str, float]] = []
         layers: list[dict[str, float]] = []
         began_s = time.perf_counter()
         with _Sampler(self) as sampler:
-            while len(phases) < _STEPS and (not phases or time.perf_counter() - began_s < _MEASURED_S):
+            while len(phases) < steps and (not phases or time.perf_counter() - began_s < _MEASURED_S):
                 self.step()
                 phases.append(self._phase_s())
                 layers.append(self._layer_s())
         parameter_bytes: dict[int, int] = collections.defaultdict(int)
         trained_bytes: dict[int, int] = collections.defaultdict(int)
         state_bytes: dict[int, int] = collections.defaultdict(int)
-        for name, parameter in self.model.named_parameters():
-            parameter_bytes[self.unit_of(name)] += parameter.nbytes
-            if parameter.requires_grad:
-                trained_bytes[self.unit_of(name)] += parameter.nbytes
-                state = self.optimizer.state.get(parameter, {}).values()
+        parameters: dict[int, int] = collections.defaultdict(int)
+        for name, tensor in FRAMEWORK.named_tensors(self.model, True):
+            parameter_bytes[self.unit_of(name)] += tensor.nbytes
+            if tensor.requires_grad:
+                trained_bytes[self.unit_of(name)] += tensor.nbytes
+                state = self.optimizer.state.get(tensor, {}).values()
                 state_bytes[self.unit_of(name)] += sum(each.nbytes for each in state if isinstance(each, Tensor))
+        for name, parameter in self.model.named_parameters():
+            parameters[self.unit_of(name)] += parameter.numel()
+        for path, module in self.model.named_modules():
+            parameters[self.unit_of(path)] += quantized_numbers(module)
         gc.collect()
         buffers.empty_cache()
         base_bytes = rss_bytes() - buffers.memory_stats().mapped_bytes
         return Profile(
             layers=self.layers,
             offload=self._offload is not None,
+            parameters=dict(parameters),
             parameter_bytes=dict(parameter_bytes),
             trained_bytes=dict(trained_bytes),
             items=self.trace.items,
@@ -334,6 +365,7 @@ class _Watched:
             accumulated=self._accumulated(),
             trained=self._kinds(requires_grad=True),
             frozen=self._kinds(requires_grad=False),
+            formats=self._formats,
         )
 
     def _kinds(self, requires_grad: bool) -> tuple[tuple[int, np.dtype, int], ...]:
@@ -483,7 +515,8 @@ class _Trace:
             number = self._numbers[handle.sequence] = len(self.items)
             # A gradient lives from backward to its update only, so no step begins with it.
             is_persistent = bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient"
-            self.items.append(Item(handle.nbytes, is_persistent))
+            is_in_place = isinstance(getattr(handle, "extent", None), SourceExtent)
+            self.items.append(Item(handle.nbytes, is_persistent, is_in_place))
             self.labels.append(handle.label)
             self.keys.append(None)
         return number

@@ -13,7 +13,7 @@ from spillgrad.storage.store import Label
 class DiskEntry(Entry):
     """The entry of a stored array, in a store whose lower tier is the disk."""
 
-    __slots__ = ("counters", "encoded", "extent", "retried", "staged_bytes", "stored_as")
+    __slots__ = ("counters", "digest_bytes", "encoded", "extent", "retried", "staged_bytes", "stored_as")
 
     def __init__(self, array: np.ndarray, sequence: int, label: Label | None) -> None:
         super().__init__(array, sequence, label)
@@ -23,6 +23,7 @@ class DiskEntry(Entry):
         self.retried = False  # its first write failed
         self.encoded: Encoded | None = None  # its encoded form, while that is on its way to disk
         self.staged_bytes = 0  # reserved for the encoded form
+        self.digest_bytes = 0  # counted for the checksums of its pages, once parts of it are read
 
     @property
     def has_copy_below(self) -> bool:

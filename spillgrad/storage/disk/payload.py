@@ -53,6 +53,10 @@ class PayloadFile:
             buffer[: piece.size] = piece
             self._move(os.pwritev, buffer[: piece.size], file_offset + done, cached)
 
+    def announce(self, file_offset: int, nbytes: int) -> None:
+        """Have the system begin to read bytes into the page cache; the caller reads them soon."""
+        os.posix_fadvise(self._descriptor, file_offset, nbytes, os.POSIX_FADV_WILLNEED)
+
     def read(self, array: np.ndarray, start: int, nbytes: int, file_offset: int, cached: bool = False) -> int:
         """Fill bytes `start:start + nbytes` of a C-contiguous array from `file_offset`; return how many bytes it read.
 

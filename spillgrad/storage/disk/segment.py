@@ -4,6 +4,7 @@
 """
 
 import atexit
+import bisect
 import contextlib
 import dataclasses
 import functools
@@ -33,6 +34,7 @@ from spillgrad.storage.disk.chunks import (
 from spillgrad.storage.disk.hdf5_types import hdf5_type
 from spillgrad.storage.disk.holes import hole_bytes, punch
 from spillgrad.storage.disk.payload import PayloadFile
+from spillgrad.storage.disk.spans import BlockDigests, digest_of, is_small, read_spans
 from spillgrad.storage.disk.structure_file import StructureFile
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.store import NO_LABEL, Label, View
@@ -60,6 +62,7 @@ class Extent:
     described: bool = False  # the dataset has its attribute
     cached: bool = False  # it was written through the page cache, and may still be there
     encoding: Encoding | None = None  # None if the array is stored as it is
+    blocks: BlockDigests | None = None  # the checksums of its pages, once parts are read
 
     @property
     def stored_bytes(self) -> int:
@@ -112,6 +115,8 @@ class Extent:
                 raise
         if segment.checksums:
             self.checksum = digest.intdigest()
+            if self.blocks is not None:
+                self.blocks.agree(0, payload)
         self.written = True
 
     def read(self, into: np.ndarray) -> None:
@@ -129,6 +134,55 @@ class Extent:
                 digest.update(payload[start : start + nbytes])
         if self.checksum not in (None, digest.intdigest()):
             raise self.corrupt(f"checksum {digest.intdigest():016x}, written with {self.checksum:016x}")
+
+    def take_blocks(self) -> None:
+        """Prepare to take the checksums of pages, so that parts can be read."""
+        if self.segment.checksums:
+            self.blocks = BlockDigests(0, self.stored_bytes)
+
+    def read_spans(self, spans: np.ndarray, into: np.ndarray) -> int:
+        """Fill `into`, of one dimension, with spans of elements; return how many bytes were read.
+
+        What was written without checksums of its pages is read whole, once, to take them. Raises what `read` raises.
+        """
+        nbytes, whole = 0, self.stored_bytes
+        if self.checksum is not None and self.blocks is None:
+            digest, blocks = digest_of(self, 0, whole)
+            if digest != self.checksum:
+                raise self.corrupt(f"checksum {digest:016x}, written with {self.checksum:016x}")
+            self.blocks = blocks
+            nbytes += whole
+        target = into.view(np.uint8)
+
+        def put(content: np.ndarray, start: int) -> None:
+            target[start : start + content.size] = content
+
+        return nbytes + read_spans(self, spans * into.itemsize, 0, whole, put)
+
+    def announce(self, start: int, stop: int) -> None:
+        """Have the system begin to read bytes of the array into the page cache."""
+        for file_offset, _, nbytes in self._pieces_in(start, stop):
+            self.segment.payload.announce(file_offset, nbytes)
+
+    def read_run(self, buffer: np.ndarray, start: int, stop: int) -> memoryview:
+        """Return bytes of the array in a page-aligned buffer; they are verified if checksums of pages were taken."""
+        cached, content = self.cached or is_small(start, stop), buffer.data[: stop - start]
+        for file_offset, done, nbytes in self._pieces_in(start, stop):
+            if missing := nbytes - self.segment.payload.read(buffer, done, nbytes, file_offset, cached):
+                raise self.corrupt(f"the file ends {missing} bytes too early")
+        if self.blocks is not None and not self.blocks.agree(start, content):
+            raise self.corrupt(f"its bytes {start} to {stop} are not those that were written")
+        return content
+
+    def _pieces_in(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield the parts of pieces that hold bytes `start:stop`; their places in the array count from `start` on."""
+        number = bisect.bisect_right(self.pieces, start, key=operator.itemgetter(1)) - 1
+        done = start
+        while done < stop:
+            file_offset, first, nbytes = self.pieces[number]
+            count = min(first + nbytes, stop) - done
+            yield file_offset + done - first, done - start, count
+            done, number = done + count, number + 1
 
     def corrupt(self, what: str) -> SpillCorruptionError:
         """Return the SpillCorruptionError for an array that came back damaged; `what` describes the damage."""
@@ -222,8 +276,9 @@ class Segment:
         for extents in (self._undescribed, self._live):
             extents.discard(extent)
         extent = dataclasses.replace(
-            extent, sequence=sequence, label=label, views=views, checksum=None, written=False, encoding=encoding
-        )
+            extent, sequence=sequence, label=label, views=views, checksum=None, written=False, encoding=encoding,
+            blocks=None,
+        )  # fmt: skip
         for extents in (self._undescribed, self._live):
             extents.add(extent)
         return extent

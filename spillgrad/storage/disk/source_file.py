@@ -3,9 +3,10 @@
 A store never writes to such a file. It keeps the file open, so a file that was removed or replaced is read on.
 """
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -18,10 +19,9 @@ from spillgrad.storage.disk.chunks import PAGE_BYTES, PIECE_BYTES
 from spillgrad.storage.disk.direct_io import open_direct
 from spillgrad.storage.disk.file_part import FilePart, FileState
 from spillgrad.storage.disk.io_error import what_to_do
+from spillgrad.storage.disk.spans import RUN_BYTES, BlockDigests, digest_of, is_small, read_spans
 from spillgrad_kernels.memory import buffers
 
-# The bytes that direct I/O, and a conversion, read at once into a buffer, which no budget counts; as for writing.
-_BUFFER_BYTES = 2 << 20
 _FLOAT32 = np.dtype(np.float32)
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 # Elements of these types are float32 numbers of fewer bits.
@@ -79,6 +79,10 @@ class SourceFile:
                 "and run again"
             )
 
+    def announce(self, place: int, nbytes: int) -> None:
+        """Have the system begin to read bytes into the page cache; the caller reads them soon."""
+        os.posix_fadvise(self._descriptor, place, nbytes, os.POSIX_FADV_WILLNEED)
+
     def read(self, into: memoryview, place: int) -> int:
         """Fill `into` with the bytes from `place` on, through the page cache; return their number, less at the end."""
         done = 0
@@ -113,7 +117,10 @@ class SourceFile:
 
 
 class SourceExtent:
-    """The place of an array in a file that is no store's. The first whole read takes the checksum."""
+    """The place of an array in a file that is no store's.
+
+    The first whole read takes the checksum, and the first read of a part those of the pages in which it lies.
+    """
 
     encoding = None
     staging_bytes = 0
@@ -125,14 +132,50 @@ class SourceExtent:
         self._nbytes = int(np.prod(part.shape, dtype=np.int64)) * part.dtype.itemsize
         self._checksums = checksums
         self._checksum: int | None = None
+        self._blocks: BlockDigests | None = None  # once parts are read
 
     def read(self, into: np.ndarray) -> None:
         """Fill a C-contiguous array with the values in the file.
 
         Raises SpillCorruptionError if the file was changed. Raises SpillError if it cannot be read.
         """
+        with self._reading():
+            digest = self._fill(into.reshape(-1))
+        if self._checksums and self._checksum is None:
+            self._checksum = digest  # two threads that read one array have the same
+        elif self._checksums:
+            self._require_digest(digest)
+
+    def read_spans(self, spans: np.ndarray, into: np.ndarray) -> int:
+        """Fill `into`, of one dimension, with spans of elements; return how many bytes of the file were read.
+
+        Raises what `read` raises.
+        """
+        begin, end = self._offset, self._offset + self._nbytes
+        nbytes = 0
+        if self._checksums and self._blocks is None:
+            if self._checksum is None:
+                self._blocks = BlockDigests(begin, self._nbytes)
+            else:  # the parts must be those of the whole that was read
+                with self._reading():
+                    digest, blocks = digest_of(self, begin, end)
+                self._require_digest(digest)
+                self._blocks = blocks
+                nbytes += self._nbytes
+        with self._reading():
+            places = spans * self._dtype.itemsize + begin
+            nbytes += read_spans(self, places, begin, end, lambda content, start: self._convert(content, into, start))
+        return nbytes
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Context manager: raise SpillError instead of OSError, and SpillCorruptionError if the file was changed."""
         try:
-            digest, is_whole = self._fill(into.reshape(-1))
+            try:
+                yield
+            except SpillCorruptionError:
+                self.file.require_unchanged()  # its error says more
+                raise
             self.file.require_unchanged()
         except SpillError:
             raise
@@ -141,43 +184,55 @@ class SourceExtent:
             raise SpillError(
                 f"spill: could not read {self.file.path}: {reason}; {what_to_do(error, 'check that disk')}"
             ) from error
-        if not is_whole:
+
+    def announce(self, start: int, stop: int) -> None:
+        """Have the system begin to read bytes of the file, counted from its beginning, into the page cache."""
+        self.file.announce(start, stop - start)
+
+    def read_run(self, buffer: np.ndarray, start: int, stop: int) -> memoryview:
+        """Return bytes of the file, counted from its beginning, in a page-aligned buffer; they are verified."""
+        if is_small(start, stop) or self.file.is_cached:
+            found = buffer.data[: stop - start]
+            found = found[: self.file.read(found, start)]
+        else:
+            found = self.file.read_direct(buffer.data, start, stop - start)
+        self._verify(start, found, stop - start)
+        return found
+
+    def _verify(self, start: int, found: memoryview, nbytes: int) -> None:
+        if len(found) < nbytes:
             raise self.corrupt("it ends too early")
-        if self._checksums and self._checksum is None:
-            self._checksum = digest  # two threads never read one array at a time
-        elif self._checksums and digest != self._checksum:
+        if self._blocks is not None and not self._blocks.agree(start, found):
+            raise self.corrupt(f"bytes {start} to {start + nbytes} of the file are not those that were read before")
+
+    def _require_digest(self, digest: int) -> None:
+        if digest != self._checksum:
             raise self.corrupt(f"checksum {digest:016x}, read with {self._checksum:016x} before")
 
-    def _fill(self, values: np.ndarray) -> tuple[int, bool]:
-        """Fill `values`; return the checksum of the bytes in the file, and whether the file has all of them."""
-        # Small arrays go through the page cache, as those of segments do: direct I/O would wait for the disk each time.
-        self.cached = cached = self._nbytes < buffers.POOLED_MIN_BYTES or self.file.is_cached
+    def _fill(self, values: np.ndarray) -> int:
+        """Fill `values`; return the checksum of the bytes in the file."""
+        self.cached = cached = is_small(0, self._nbytes) or self.file.is_cached
         is_straight = cached and self._dtype == values.dtype
         payload, digest = values.view(np.uint8), xxhash.xxh3_64()
-        step = PIECE_BYTES if is_straight else _BUFFER_BYTES
+        step = PIECE_BYTES if is_straight else RUN_BYTES
         held = None if is_straight else buffers.empty((min(step, self._nbytes) + 2 * PAGE_BYTES,), np.uint8)
         begin, end = self._offset, self._offset + self._nbytes
         while begin < end:
             # Whole pages but at both ends, so that direct I/O reads no page twice.
             stop = min(end, (begin // step + 1) * step)
             start, nbytes = begin - self._offset, stop - begin
-            if held is None:
-                found = payload.data[start : start + nbytes]
-                count = self.file.read(found, begin)
-            elif cached:
-                found = held.data[:nbytes]
-                count = self.file.read(found, begin)
+            if held is None or cached:
+                found = payload.data[start : start + nbytes] if held is None else held.data[:nbytes]
+                found = found[: self.file.read(found, begin)]
             else:
                 found = self.file.read_direct(held.data, begin, nbytes)
-                count = len(found)
-            if count < nbytes:
-                return 0, False
+            self._verify(begin, found, nbytes)
             if self._checksums:
                 digest.update(found)
             if held is not None:
                 self._convert(np.frombuffer(found, np.uint8), values, start)
             begin = stop
-        return digest.intdigest(), True
+        return digest.intdigest()
 
     def _convert(self, content: np.ndarray, values: np.ndarray, start: int) -> None:
         """Put bytes of the file, from `start` on, to their place in `values`."""
@@ -211,6 +266,11 @@ class NoValues:
     def read(self, into: np.ndarray) -> None:
         """Fill an array with zeros."""
         into.fill(0)
+
+    def read_spans(self, spans: np.ndarray, into: np.ndarray) -> int:
+        """Fill an array with zeros; no byte is read."""
+        into.fill(0)
+        return 0
 
 
 NO_VALUES = NoValues()

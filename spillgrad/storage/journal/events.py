@@ -125,10 +125,11 @@ class ToldEvent(ArrayEvent, gc=False):
 
 
 class Read(ToldEvent, tag="read", gc=False):
-    """An array was read; `ahead` is true for a prefetch."""
+    """An array was read, or `part` of its bytes; `ahead` is true for a prefetch."""
 
     took: Seconds = 0.0
     ahead: bool | UnsetType = UNSET
+    part: Count | UnsetType = UNSET
 
 
 class Shrink(ToldEvent, tag="shrink", gc=False):

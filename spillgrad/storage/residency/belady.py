@@ -23,10 +23,19 @@ PHASES = ("forward", "backward", "update")
 
 
 class Item(NamedTuple):
-    """An array of `nbytes` bytes; a persistent one is live in every step."""
+    """An array of `nbytes` bytes; a persistent one is live in every step.
+
+    One that is read `in_place`, from a file that is not of the store, is never changed, and takes no room on disk.
+    """
 
     nbytes: int
     persistent: bool = False
+    in_place: bool = False
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that it takes in the files of the store."""
+        return 0 if self.in_place else self.nbytes
 
 
 class Event(NamedTuple):
@@ -41,6 +50,7 @@ class Event(NamedTuple):
 class Traffic:
     """Bytes written and read in each phase, and the most bytes in RAM, on disk, and live.
 
+    On disk and live count what is the store's, and no array that is read in place.
     `missed` holds the positions of the events whose array was on disk only.
     """
 
@@ -99,7 +109,7 @@ class _Simulation:
         for number, item in enumerate(items):
             if item.persistent:  # as if it had been written before the first step
                 self._store(number)
-                self._live_bytes += item.nbytes
+                self._live_bytes += item.stored_bytes
 
     def step(self) -> Traffic:
         self._traffic = Traffic(dict.fromkeys(PHASES, 0), dict.fromkeys(PHASES, 0), self._ram_bytes, self._disk_bytes)
@@ -162,13 +172,13 @@ class _Simulation:
 
     def _store(self, item: int) -> None:
         self._on_disk.add(item)
-        self._disk_bytes += self._items[item].nbytes
+        self._disk_bytes += self._items[item].stored_bytes
         self._traffic.disk_bytes = max(self._traffic.disk_bytes, self._disk_bytes)
 
     def _unstore(self, item: int) -> None:
         if item in self._on_disk:
             self._on_disk.discard(item)
-            self._disk_bytes -= self._items[item].nbytes
+            self._disk_bytes -= self._items[item].stored_bytes
 
 
 def _next_uses(items: Sequence[Item], events: Sequence[Event]) -> list[int]:

@@ -91,6 +91,11 @@ class Entry(Handle):
         return self.residence is BELOW or self.residence is UNREADABLE
 
     @property
+    def is_absent(self) -> bool:
+        """Whether the array is in the tier below only, or is being read from there."""
+        return self.is_below_only or self.residence is LOADING
+
+    @property
     def is_writing(self) -> bool:
         """Whether a thread is writing the array to the tier below."""
         return self.residence is WRITING or self.residence is CALLERS_WRITING

@@ -11,6 +11,7 @@ from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.disk.source_file import NoValues, SourceExtent
+from spillgrad.storage.disk.spans import digest_bytes
 from spillgrad.storage.state import StoreState
 from spillgrad_kernels.memory import buffers
 
@@ -69,6 +70,37 @@ class Loader:
                 self._state.counters.waited_to_get(started, entry)
                 self.end(entry, array, started, handed_out=True)
         return array
+
+    def begin_spans(self, entry: DiskEntry) -> bool:
+        """Begin to read parts of an entry that is not in RAM: keep its extent from being freed until `end_read`.
+
+        Count the memory of the checksums of its pages. Return False if parts cannot be read.
+        """
+        if not entry.is_absent or entry.extent is None or entry.extent.encoding is not None:
+            return False
+        if not entry.digest_bytes:
+            entry.digest_bytes = digest_bytes(entry.nbytes)
+            entry.beside_bytes += entry.digest_bytes
+            self._state.tier.reserve(entry.digest_bytes, pinned=True, entry=entry)
+        entry.readers += 1
+        self._state.readers += 1
+        return True
+
+    def read_spans(self, entry: DiskEntry, spans: np.ndarray, into: np.ndarray) -> None:
+        """Read parts of an entry that has no encoding, after `begin_spans`, for a caller. Called without the lock."""
+        started = time.perf_counter()
+        nbytes = 0
+        try:
+            with self._state.counters.reading:
+                nbytes = cast(Extent | SourceExtent | NoValues, entry.extent).read_spans(spans, into)
+        except SpillError:
+            raise
+        except OSError as error:
+            raise io_error("read", entry, self._state.directory, error) from error
+        finally:
+            with self._state.lock:
+                self._state.counters.read_part(entry, nbytes, started)
+                self.end_read(entry)
 
     def prefetch(self, entry: DiskEntry) -> None:
         """Read an entry, after `begin`, before a caller asks for it. Called without the lock, in an I/O thread."""

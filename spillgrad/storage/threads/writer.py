@@ -242,6 +242,8 @@ class Writer:
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._state.directory, caught))
             return
+        if entry.digest_bytes:
+            extent.take_blocks()
         self._submit(self._move, entry, extent)
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -308,7 +308,9 @@ def test_loaded_weights_are_split_if_they_are_trained_and_stay_in_their_file_if_
         np.testing.assert_array_equal(mine, theirs)
     large = [parameter for parameter in offload.model.parameters() if parameter.numel() >= 4096]
     assert all(parameter.storage.rounded is not None for parameter in large)
+    whole = sg.disk_offload(partial(loaded, 2), adamw, tmp_path / "whole", ram_budget="1MiB")
     offload = sg.disk_offload(partial(loaded, 2), adamw, tmp_path / "lora", ram_budget="1MiB", master="split")
+    assert offload.least_budget == whole.least_budget  # no planes are to be joined
     frozen = [parameter for parameter in offload.model.parameters() if not parameter.requires_grad]
     assert all(parameter.storage.is_read_in_place for parameter in frozen)
     assert offload.optimizer is not None

@@ -15,6 +15,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
+import spillgrad as sg
 from spillgrad.errors import ArgumentError
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_tools.bench.machine import machine
@@ -31,10 +32,14 @@ CASES: dict[str, tuple[str, ...]] = {
     "small, accumulated": ("--model", "small", "--batch", "8", "--context", "128", "--accumulate", "2"),
     "small, adapters": ("--model", "small", "--batch", "8", "--context", "128", "--lora", "4"),
     "small, bfloat16": ("--model", "small", "--batch", "8", "--context", "128", "--autocast"),
+    "small, fewer bits": ("--model", "small", "--batch", "8", "--context", "128", "--autocast", "--lossy"),
+    "small, quantized": ("--weights", "NF4", "--batch", "8", "--context", "128", "--lora", "4", "--autocast"),
     "small, large batch": ("--model", "small", "--batch", "24", "--context", "128"),
     "llama": ("--model", "llama-tiny", "--batch", "64", "--context", "64"),
     "gpt2": ("--model", "gpt2", "--batch", "1", "--context", "64"),
 }
+# The word in a case for a folder of weights in 4 bits, and the model that has such weights.
+NF4, _QUANTIZED = "NF4", "small"
 # Sizes, as shares of the least one that a plan names.
 SHARES = (1.0, 1.05, 1.15, 1.3, 1.6, 2.0)
 _STEPS = 2
@@ -132,14 +137,27 @@ def _ran(words: list[str], cap: MemoryCap | None = None) -> "subprocess.Complete
     return subprocess.run(command if cap is None else cap.command(command), capture_output=True, text=True)
 
 
+@contextlib.contextmanager
+def _weights(words: tuple[str, ...], directory: Path) -> Iterator[tuple[str, ...]]:
+    """Context manager: the words of a case, with a folder of quantized weights if it has such a word."""
+    if NF4 not in words:
+        yield words
+        return
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        checkpoint = sg.save_checkpoint(f"{folder}/base", sg.models.build(_QUANTIZED))
+        quantized = sg.models.quantize(checkpoint, "nf4", f"{folder}/nf4")
+        yield tuple(str(quantized) if word == NF4 else word for word in words)
+
+
 def runs(options: WithinOptions) -> Iterator[Run]:
     """Train each case within each size."""
     for case, words in CASES.items():
         if options.name not in case:
             continue
-        least = least_bytes(words, options.directory)
-        for share in SHARES:
-            yield trained(case, words, int(least * share), options.directory)
+        with _weights(words, options.directory) as named:
+            least = least_bytes(named, options.directory)
+            for share in SHARES:
+                yield trained(case, named, int(least * share), options.directory)
     for limit_bytes in GROUPS:
         case = f"auto, {'no group' if limit_bytes is None else format_bytes(limit_bytes)}"
         for _ in range(options.times if options.name in case else 0):

@@ -44,7 +44,7 @@ from spillgrad_tools.train.saves import Saves
 from spillgrad_tools.train.schedule import require_consistent
 from spillgrad_tools.train.step_profile import StepProfile
 from spillgrad_tools.train.training import MakeOffload, StepRecord, Training
-from spillgrad_tools.train.within import Within, contradictions, within
+from spillgrad_tools.train.within import Within, contradictions, is_automatic, within
 
 SAMPLE_BYTES = 300
 # The reported train loss and speed are averages over this many last steps: a single batch is noisy.
@@ -106,20 +106,19 @@ def run(options: TrainOptions) -> bool:
         if data.left_out:
             show_line(console, data.left_out)
         journal = _journal(out, ranks)
-        finished = _run(chosen, options, settings, data, out, journal, console, ranks)
+        finished = _run(chosen, options, data, out, journal, console, ranks)
         if options.report and ranks.is_first:
             show_line(console, f"report: {_write_page(out, journal)}")
     return finished
 
 
 def _run(
-    chosen: Within, given: TrainOptions, settings: TrainSettings, data: TrainingData, out: Path, journal: Path,
-    console: Console, ranks: Ranks,
+    chosen: Within, given: TrainOptions, data: TrainingData, out: Path, journal: Path, console: Console, ranks: Ranks
 ) -> bool:  # fmt: skip
-    options, ram_bytes, where = chosen
+    options, settings, ram_bytes, where, is_split = chosen
     try:
         with show_preparation(console):
-            offload = _offload(options, out, journal)
+            offload = _offload(options, out, journal, is_split)
             ranks.share_clock()
             training = Training(settings, data, options.resume, offload, options.device, ranks)
         say = functools.partial(show_line, console)
@@ -199,6 +198,10 @@ def _contradictions(options: TrainOptions) -> Iterator[str]:
     master = options.settings.get("master", "whole")
     if master == "split" and not options.offload and options.ram is None:
         yield "--master split without --offload, which stores weights"
+    if options.lossy and options.ram is None and not is_automatic(options):
+        yield "--lossy without a plan, which --ram makes"
+    if options.lossy and options.resume is not None:
+        yield "--lossy with --resume, whose run keeps the formats that it has"
     if options.shard != "state" and not options.offload:
         yield f"--shard {options.shard} without --offload, which shares what is on disk"
     for option in ("codec", "encrypt"):
@@ -208,12 +211,13 @@ def _contradictions(options: TrainOptions) -> Iterator[str]:
         yield f"--model {options.settings['model']} with --weights, whose config says the model"
 
 
-def _offload(options: TrainOptions, out: Path, journal: Path) -> MakeOffload | None:
+def _offload(options: TrainOptions, out: Path, journal: Path, is_split: bool) -> MakeOffload | None:
     if not options.offload:
         return None
+    master: dict[str, Any] = {"master": "split"} if is_split else {}
     return functools.partial(
         sg.disk_offload, directory=options.spill_dir or out, ram_budget=_offload_budget(options),
-        on_full=options.on_full, keep_journal=journal, shard=options.shard,
+        on_full=options.on_full, keep_journal=journal, shard=options.shard, **master,
     )  # fmt: skip
 
 
@@ -260,7 +264,7 @@ def _again(options: TrainOptions, out: Path) -> str:
     words = ["spillgrad", "train", "--resume", str(out)]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
-        if field.name not in ("settings", "out", "resume") and value != field.default:
+        if field.name not in ("settings", "out", "resume", "lossy") and value != field.default:
             words += _words(field.name, value)
     return shlex.join(words)
 

@@ -15,13 +15,23 @@ MODEL_HELP = "Size of the model: tiny, small, gpt2, gpt2-xl, ..."
 Wire = Annotated[Literal["float32", "bfloat16", "int8"], Option(
     help="Format in which gradients travel to the other processes; one process rounds likewise.",
 )]  # fmt: skip
-State = Annotated[Literal["float32", "bf16", "int8"], Option(
-    help="Format of the optimizer's state: exact, or in fewer bits. Small and sensitive parameters keep exact state.",
-)]  # fmt: skip
+StateFormat = Literal["float32", "bf16", "int8"]
+_STATE_HELP = (
+    "Format of the optimizer's state: exact, or in fewer bits. Small and sensitive parameters keep exact state."
+)
+Master = Literal["whole", "split", "none"]
+_MASTER_HELP = (
+    "With --autocast, weights are stored as float32; with --offload, in two halves, of which products read one, to the "
+    "same numbers; or as bfloat16 alone, rounded at random: half of everything."
+)
 Shard = Annotated[Literal["state", "all"], Option(
     help="With --offload in several processes: each has a part of gradients and optimizer state, or of parameters, "
     "too, which need less disk and more network then.",
 )]  # fmt: skip
+LOSSY_HELP = (
+    "The plan may keep optimizer state in 8 bits, and weights as bfloat16 alone with --autocast, where this is quicker "
+    "or nothing else fits; it says what that costs in accuracy."
+)
 Rank = Annotated[int | None, Option(
     min=1, metavar="RANK", help="Train adapters of this rank beside frozen weights.", show_default="train the weights",
 )]  # fmt: skip
@@ -77,11 +87,8 @@ class TrainSettings:
     autocast: Annotated[bool, Option(
         "--autocast/--no-autocast", help="Compute products in bfloat16.", show_default="no-autocast",
     )] = False  # fmt: skip
-    master: Annotated[Literal["whole", "split", "none"], Option(
-        help="With --autocast, weights are stored as float32; with --offload, in two halves, of which products read "
-        "one, to the same numbers; or as bfloat16 alone, rounded at random: half of everything.",
-    )] = "whole"  # fmt: skip
-    state: State = "float32"
+    master: Annotated[Master, Option(help=_MASTER_HELP)] = "whole"
+    state: Annotated[StateFormat, Option(help=_STATE_HELP)] = "float32"
     wire: Wire = "float32"
     seed: Annotated[int, Option(min=0, metavar="N", help="Seed of weights, batches and sample.")] = 1
     eval_every: Annotated[int | None, Option(
@@ -101,8 +108,8 @@ class TrainOptions:
     """The options of `spillgrad train`: `settings` holds those named on the command line, by field of TrainSettings.
 
     The other fields are the data, places and limits. Places and limits change no number of the run, but for a lossy
-    `codec`, which changes gradients, another `device`, which rounds differently, and `offload` with a `wire` of fewer
-    bits, whose sums it leaves exact.
+    `codec`, which changes gradients, a `lossy` plan, which changes settings, another `device`, which rounds
+    differently, and `offload` with a `wire` of fewer bits, whose sums it leaves exact.
     """
 
     settings: dict[str, Any]
@@ -130,6 +137,7 @@ class TrainOptions:
         "is free. A plan chooses what goes to disk, to the same numbers; where all plainly fits, it stays in RAM.",
         show_default="auto, unless other options say what goes to disk",
     )] = None  # fmt: skip
+    lossy: Annotated[bool, Option("--lossy", help=LOSSY_HELP + " With --ram.")] = False
     ram_budget: Annotated[str | None, Option(
         metavar="SIZE", help="RAM for saved tensors, and for the model with --offload; what exceeds it goes to disk.",
         show_default=f"as planned; {DEFAULT_RAM_BUDGET} without a plan, or with --offload a quarter of what is free",
@@ -194,8 +202,12 @@ class TrainOptions:
 class PlanOptions:
     """The options of `spillgrad plan`."""
 
-    model: Annotated[str, Option(metavar="NAME", help=MODEL_HELP)]
     ram: Annotated[str, Option(metavar="SIZE", help="Memory of the whole process, such as 4GiB.")]
+    model: Annotated[str | None, Option(metavar="NAME", help=MODEL_HELP, show_default=False)] = None
+    weights: Annotated[str | None, Option(
+        metavar="PATH", help="Safetensors file, or folder as Hugging Face's, whose weights it begins with.",
+        show_default="drawn",
+    )] = None  # fmt: skip
     batch: Batch = TrainSettings.batch
     context: Context = TrainSettings.context
     directory: Disk = Path()
@@ -217,7 +229,9 @@ class PlanOptions:
     latency: Annotated[str | None, Option(
         metavar="TIME", help="Latency of that network, such as 50us.", show_default=DEFAULT_LATENCY,
     )] = None  # fmt: skip
-    state: State = TrainSettings.state
+    state: Annotated[StateFormat | None, Option(help=_STATE_HELP, show_default="float32")] = None
+    master: Annotated[Master | None, Option(help=_MASTER_HELP, show_default="whole or split, what is quicker")] = None
+    lossy: Annotated[bool, Option("--lossy", help=LOSSY_HELP)] = False
     wire: Wire = TrainSettings.wire
     shard: Shard = "state"
     as_json: Json = False
@@ -235,7 +249,8 @@ PANELS = {
     ),
     "Checkpoints": ("out", "save_every", "resume"),
     "RAM and disk": (
-        "ram", "ram_budget", "offload", "spill", "policy", "codec", "spill_dir", "on_full", "encrypt", "device",
+        "ram", "lossy", "ram_budget", "offload", "spill", "policy", "codec", "spill_dir", "on_full", "encrypt",
+        "device",
     ),
     "Several processes": ("shard", "wire"),
 }  # fmt: skip

@@ -29,6 +29,7 @@ def run(options: PlanOptions) -> None:
     Raises BudgetError if `options.ram` is too small; the message gives the least memory that suffices. Raises
     SpillError if the disk is too small.
     """
+    _require_consistent(options)
     ranks = Ranks()
     link = _link(options, ranks)
     console = output_console(is_quiet=not ranks.is_first)
@@ -48,6 +49,17 @@ def run(options: PlanOptions) -> None:
         if again is not None:
             show_line(console, again)
     require_disk("plan", found, options.directory, "--dir")
+
+
+def _require_consistent(options: PlanOptions) -> None:
+    """Raise ArgumentError if options contradict each other, or say no model."""
+    if (options.model is None) == (options.weights is None):
+        got = "neither --model nor --weights" if options.model is None else "--model and --weights"
+        raise ArgumentError(f"plan: got {got}; wanted one of them: a size such as --model gpt2, or a folder of weights")
+    if options.master not in (None, "whole") and not options.autocast:
+        raise ArgumentError(
+            f"plan: got --master {options.master} without --autocast, whose products read bfloat16; give both"
+        )
 
 
 def require_disk(who: str, found: sg.planning.Plan, directory: Path, option: str) -> None:
@@ -86,10 +98,10 @@ def plan(options: PlanOptions, link: sg.planning.Link | None, ranks: int, thread
     sg.set_num_threads(threads)
     make = OPTIMIZERS[options.optimizer]
     return sg.planning.plan(
-        options.model, options.batch, options.context, options.ram, options.directory, accumulate=options.accumulate,
-        lora=options.lora, autocast=options.autocast, offload=options.offload,
-        optimizer=lambda parameters: make(parameters, lr=1e-3, state=options.state), ranks=ranks, link=link,
-        wire=options.wire, shard=options.shard,
+        Path(options.weights or "") if options.model is None else options.model, options.batch, options.context,
+        options.ram, options.directory, accumulate=options.accumulate, lora=options.lora, autocast=options.autocast,
+        offload=options.offload, optimizer=lambda parameters: make(parameters, lr=1e-3), ranks=ranks, link=link,
+        wire=options.wire, shard=options.shard, state=options.state, master=options.master, lossy=options.lossy,
     )  # fmt: skip
 
 
@@ -98,7 +110,8 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
     ranks = plan.recommended_ranks
     batches = max(plan.accumulate, ranks)  # each process needs one
     words = ["spillgrad", *(["launch", "-n", str(ranks), "--"] if ranks > 1 else []), "train"]
-    words += ["--model", options.model, "--batch", str(plan.batch), "--context", str(plan.context)]
+    words += ["--weights", options.weights] if options.weights is not None else ["--model", str(options.model)]
+    words += ["--batch", str(plan.batch), "--context", str(plan.context)]
     words += ["--accumulate", str(batches)] if batches > 1 else []
     words += ["--offload"] if plan.offload else []
     words += ["--shard", plan.shard] if plan.shard != "state" else []
@@ -109,7 +122,8 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
         words += [] if options.directory == Path() else ["--spill-dir", str(options.directory)]
     words += [] if options.lora is None else ["--lora", str(options.lora)]
     words += ["--autocast"] if options.autocast else []
-    words += ["--state", options.state] if options.state != "float32" else []
+    words += ["--state", plan.state] if plan.state not in (None, "float32") else []
+    words += ["--master", plan.master] if plan.master != "whole" else []
     words += ["--wire", options.wire] if options.wire != "float32" else []
     return shlex.join(words)
 
@@ -117,7 +131,7 @@ def command(plan: sg.planning.Plan, options: PlanOptions) -> str:
 def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
     """Print a plan as tables."""
     sizes = [
-        (f"{plan.parameter_bytes / 4e6:,.1f} M parameters", plan.parameter_bytes),
+        (f"{plan.parameters / 1e6:,.1f} M parameters", plan.parameter_bytes),
         ("gradients", plan.trained_bytes),
         ("optimizer state", plan.state_bytes),
     ]
@@ -133,6 +147,8 @@ def show(console: Console, plan: sg.planning.Plan, directory: Path) -> None:
     )
     console.print(_treatments(plan))
     console.print(_prediction(plan))
+    for line in plan.accuracy:
+        show_line(console, line)
     if plan.alternatives:
         console.print(_alternatives(plan))
     if plan.scaling:

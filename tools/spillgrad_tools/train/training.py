@@ -134,9 +134,10 @@ class Training:
             optimizer = self._make_optimizer([p for p in model.parameters() if p.requires_grad])
         else:
             # With several batches, gradients must accumulate before the step.
+            master = {} if settings.master == "whole" else {"master": settings.master}  # else as a plan says
             found = self.offload = offload(
                 build, self._make_optimizer, step_in_backward=settings.accumulate == 1, max_grad_norm=self._clip,
-                wire=settings.wire, master=settings.master,
+                wire=settings.wire, **master,
             )  # fmt: skip
             model, optimizer = cast(sg.models.LanguageModel, found.model), cast(sg.optim.Optimizer, found.optimizer)
         self.model, self.optimizer = model, optimizer

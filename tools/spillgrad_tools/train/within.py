@@ -11,6 +11,7 @@ from rich.console import Console
 import spillgrad as sg
 from spillgrad.errors import ArgumentError, BudgetError
 from spillgrad.models.catalogue import Config
+from spillgrad.spill.planning.plan import Model
 from spillgrad.storage.counters import rss_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
 from spillgrad_kernels.memory.system_memory import system_memory
@@ -39,14 +40,29 @@ _PLAINLY_SHARE = 0.5
 
 
 class Within(NamedTuple):
-    """The options to train with, the memory that a plan keeps the process within, and a line about where tensors are.
+    """The options and settings to train with, the memory that a plan keeps the process within, and a line.
 
-    Without a plan, there is no such memory.
+    The line says where tensors are. Without a plan, there is no such memory. `is_split` says whether weights are stored
+    in two halves, which changes no number, so it is no setting.
     """
 
     options: TrainOptions
+    settings: TrainSettings
     ram_bytes: int | None = None
     where: str = "all in RAM"
+    is_split: bool = False
+
+
+class _Chosen(NamedTuple):
+    """What a plan says: options, settings, and whether weights are in two halves."""
+
+    options: dict[str, Any]
+    settings: dict[str, Any]
+    is_split: bool
+
+    def within(self, options: TrainOptions, settings: TrainSettings, ram_bytes: int) -> Within:
+        options = dataclasses.replace(options, **self.options)
+        return Within(options, dataclasses.replace(settings, **self.settings), ram_bytes, is_split=self.is_split)
 
 
 class _Ram(NamedTuple):
@@ -71,7 +87,7 @@ def within(
     options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
     handed: Mapping[str, Any], leave: Callable[[], Mapping[str, Any]],
 ) -> Within:  # fmt: skip
-    """Return the options with which each process stays within `options.ram`; print what they are.
+    """Return the options and settings with which each process stays within `options.ram`; print what they are.
 
     Without `options.ram`, the options stay as they are, unless they say nothing about RAM and disk: then this stays
     within the memory that is free, as with `--ram auto`. Where all plainly fits, nothing is measured. Of several
@@ -84,31 +100,34 @@ def within(
     disk is too small. Raises ArgumentError if the free memory is not known, and for data that do not fit the model.
     """
     if "chosen" in handed:
-        return Within(dataclasses.replace(options, **handed["chosen"]), handed["ram_bytes"])
-    if options.ram is None and (not is_automatic(options) or settings.master != "whole"):
-        return Within(options)
+        return _Chosen(*handed["chosen"]).within(options, settings, handed["ram_bytes"])
+    is_planned = settings.master == "whole" or (ranks.size == 1 and settings.wire == "float32")
+    if options.ram is None and not (is_automatic(options) and is_planned):
+        return Within(options, settings)
     ram = _ram(options, ranks)
     if ram.nbytes is None:
-        return Within(options)
+        return Within(options, settings)
     config = config_of(settings, data, options.resume)  # a plan would take its time before a mistake is said
-    chosen: dict[str, Any] | None = None
     if ram.free and not options.report:  # which is of a store
         need_bytes = max(ranks.everyones(rss_bytes() + rough_need(config, settings)))
         if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
             where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
-            return Within(dataclasses.replace(options, spill=False), where=where)
+            return Within(dataclasses.replace(options, spill=False), settings, where=where)
     if options.ram is None and ranks.size == 1 and ram.nbytes < rss_bytes() + _PLANNING_BYTES:
-        return Within(options)  # too little to plan in
+        return Within(options, settings)  # too little to plan in
+    chosen = None
     if ranks.is_first:
         chosen = _planned(options, settings, data, place, console, ranks, leave, handed, ram, config)
-    return Within(dataclasses.replace(options, **(ranks.firsts(chosen) or {})), ram.nbytes)
+    chosen = ranks.firsts(chosen)
+    assert chosen is not None
+    return chosen.within(options, settings, ram.nbytes)
 
 
 def _planned(
     options: TrainOptions, settings: TrainSettings, data: TrainingData, place: Path, console: Console, ranks: Ranks,
     leave: Callable[[], Mapping[str, Any]], handed: Mapping[str, Any], ram: _Ram, config: Config,
-) -> dict[str, Any]:  # fmt: skip
-    """Plan, print the plan, and return the options that it chooses; or start anew with them."""
+) -> _Chosen:  # fmt: skip
+    """Plan, print the plan, and return what it chooses; or start anew with that."""
     assert ram.nbytes is not None
     starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
     least_bytes = rss_bytes() + _PLANNING_BYTES
@@ -118,7 +137,10 @@ def _planned(
             "more with --ram, or train without a plan: --offload --ram-budget SIZE"
         )
     is_named = options.resume is None and settings.weights is None and data.tokenizer is None
-    model = settings.model if is_named else config
+    model: Model = settings.model if is_named else config
+    if settings.weights is not None and (options.resume is None or settings.lora is not None):
+        model = Path(settings.weights)  # as `Training` builds it
+    asked = _formats_asked(options, settings)
     # This process has the data and MPI in memory, and another one has not.
     beside_bytes = 0 if starts_anew or data.nbytes <= _NOTICED_SHARE * ram.nbytes else data.nbytes
     beside_bytes += ranks.mpi_bytes + _MESSAGES_BYTES if ranks.size > 1 else 0
@@ -126,16 +148,20 @@ def _planned(
     make = functools.partial(
         _plan, model, settings, ram.nbytes, place, may_offload=not (options.codec or options.encrypt),
         threads=sg.get_num_threads(), ranks=ranks.size, ranks_here=ram.ranks_here, beside_bytes=beside_bytes,
+        lossy=options.lossy, **asked,
     )  # fmt: skip
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
         found = fresh_process.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
     if ranks.size == 1:  # of several, each has its part on a disk, which the offload checks
         require_disk("train", found, place, "--spill-dir")
     needs_store = found.policy != "keep" or options.report  # even if nothing leaves its RAM
-    chosen: dict[str, Any] = {
+    of_options: dict[str, Any] = {
         "offload": found.offload, "spill": needs_store, "policy": "spill" if found.policy == "keep" else found.policy,
         "ram_budget": f"{found.prediction.budget_bytes >> 10}KiB" if needs_store else None,
     }  # fmt: skip
+    is_split = found.master == "split"
+    of_settings = {"state": found.state or settings.state, "master": settings.master if is_split else found.master}
+    chosen = _Chosen(of_options, of_settings, is_split)
     each = f" for each of {ranks.size} processes" if ranks.size > 1 else ""
     for line in (
         f"within {format_bytes(ram.nbytes)} of RAM{each}{ram.free and f': {ram.free}'}",
@@ -145,6 +171,20 @@ def _planned(
     if starts_anew:
         start_anew.start_anew(chosen=chosen, ram_bytes=ram.nbytes, **leave())
     return chosen
+
+
+def _formats_asked(options: TrainOptions, settings: TrainSettings) -> dict[str, str | None]:
+    """Return the formats that the plan must take; None is for it to choose.
+
+    A run that is resumed keeps the numbers that it had; weights in two halves are those of whole ones.
+    """
+    is_resumed = options.resume is not None
+    is_state_said = is_resumed or "state" in options.settings or not options.lossy
+    is_master_said = settings.master == "none" if is_resumed else "master" in options.settings
+    return {
+        "state": settings.state if is_state_said else None,
+        "master": settings.master if is_master_said else None,
+    }
 
 
 def _in_child(make: "functools.partial[sg.planning.Plan]") -> sg.planning.Plan:
@@ -172,9 +212,6 @@ def _decided(options: TrainOptions) -> Iterator[str]:
     for name, words in given.items():
         if getattr(options, name) != fields[name]:
             yield f"{words}, which the plan decides"
-    master = options.settings.get("master", "whole")
-    if master != "whole":
-        yield f"--master {master}, for which there is no plan"
     if options.device != "cpu":
         yield f"--device {options.device}, for which there is no plan"
     if options.shard != "state" and options.ram is not None:
@@ -206,8 +243,8 @@ def _ram(options: TrainOptions, ranks: Ranks) -> _Ram:
 
 
 def _plan(
-    model: str | Config, settings: TrainSettings, ram_bytes: int, place: Path, may_offload: bool, threads: int,
-    ranks: int, ranks_here: int, beside_bytes: int,
+    model: Model, settings: TrainSettings, ram_bytes: int, place: Path, may_offload: bool, threads: int, ranks: int,
+    ranks_here: int, beside_bytes: int, state: str | None, master: str | None, lossy: bool,
 ) -> sg.planning.Plan:  # fmt: skip
     sg.set_num_threads(threads)
     # The others of this machine wait now, and compute and write at the same time later.
@@ -215,8 +252,8 @@ def _plan(
     return sg.planning.plan(
         model, settings.batch, settings.context, ram_bytes, place, accumulate=settings.accumulate, lora=settings.lora,
         autocast=settings.autocast, offload=None if may_offload else False, machine=machine, wire=settings.wire,
-        optimizer=lambda parameters: sg.optim.AdamW(parameters, lr=1e-3, state=settings.state), processes=ranks,
-        beside_bytes=beside_bytes,
+        optimizer=lambda parameters: sg.optim.AdamW(parameters, lr=1e-3), processes=ranks, beside_bytes=beside_bytes,
+        state=state, master=master, lossy=lossy,
     )  # fmt: skip
 
 
@@ -231,7 +268,10 @@ def _lines(plan: sg.planning.Plan) -> Iterator[str]:
     }[plan.policy]
     if plan.offload:
         saved = f"{format_bytes(found.budget_bytes)} of it in RAM" + ("" if plan.policy == "spill" else f"; {saved}")
+    if plan.master == "split":
+        saved += "; weights in two halves"
     yield f"plan: {where}, {saved}"
+    yield from plan.accuracy
     yield (
         f"predicted: peak {format_bytes(found.peak_bytes)}, disk {format_bytes(found.disk_bytes)}; a step writes "
         f"{format_bytes(found.written_bytes)} and reads {format_bytes(found.read_bytes)}"
