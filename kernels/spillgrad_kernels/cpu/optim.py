@@ -7,7 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.pointers import array_at, data_of, floats_on_stack, prefetching, promise_no_overlap
+from spillgrad_kernels.cpu.pointers import (
+    array_at,
+    data_of,
+    element,
+    floats_on_stack,
+    prefer_widest_vectors,
+    prefetching,
+    promise_no_overlap,
+    row_at,
+    set_element,
+)
 from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS, NO_SIZE, inverse_of, larger
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
@@ -77,65 +87,65 @@ def _over_arrays(formula: Formula, states: int) -> Kernel:
 def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
     """Return the compiled loop that applies an optimizer's formula to blocks of arrays with encoded state, in place.
 
-    The arrays are the parameter, its gradient, and of each state the codes, the scales and the `entries`. There are
-    `left` elements from the parameter's first one here to its end.
+    It gets rows of the parameter, its gradient, and of each state the codes and the scales, with the array of the
+    `entries`. The rows have `count` elements, and `left` until the parameter ends.
 
     Where codes have scales, a block of new state is on the stack until its scale is known, and is encoded while the
     formula runs on the next block: the processor divides and takes roots in one unit, and looks up codes in another.
-    It fetches too little ahead by itself, since such a loop runs through memory slowly.
+    Such a loop is long, so the processor alone reads too few elements ahead.
     """
     states = range(len(kinds))
     scaled = [i for i in states if KINDS[kinds[i]].block]
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - 2 - len(kinds))]
-    new = ", ".join(["x[j]", *[f"value{i}" for i in states]])
-    decoded = [f"decode{i}(codes{i}[j], scale{i}[0])" for i in states]
-    apply = [f"{new} = formula({', '.join(['x[j]', 'grad[j]', *decoded, *numbers])})"]
+    decoded = [f"decode{i}(element(codes{i}, at + j), {f'scale{i}' if i in scaled else 'ZERO'})" for i in states]
+    operands = ["element(param, at + j)", "grad", *decoded, *numbers]
+    apply = [
+        "grad = element(gradient, at + j)",
+        f"{', '.join(['x', *[f'value{i}' for i in states]])} = formula({', '.join(operands)})",
+        "set_element(param, at + j, x)",
+    ]
     encode = []
     for i in states:
         if i in scaled:
             apply += [f"new{i}[j], largest{i} = value{i}, larger(largest{i}, value{i})"]
-            encode += [f"before{i}[j] = encode{i}(new{i}[j], inverse{i}, entries{i}, new{i}[j], new{i}[j])"]
+            encode += [f"set_element(codes{i}, last + j, encode{i}(new{i}[j], inverse{i}, entries{i}, ZERO, ZERO))"]
         else:
-            apply += [f"codes{i}[j] = encode{i}(value{i}, value{i}, entries{i}, x[j], grad[j])"]
+            apply += [f"set_element(codes{i}, at + j, encode{i}(value{i}, ZERO, entries{i}, x, grad))"]
 
     def indented(by: int, *lines: str) -> list[str]:
         return [" " * by + line for line in lines]
 
-    stored = ", ".join([f"all_codes{i}, scales{i}, entries{i}" for i in states])
+    def loop_over(count: str, body: list[str]) -> list[str]:
+        return [f"for j in range({count}):", *indented(4, *body)] if body else []
+
+    arrays = ", ".join([f"codes{i}, scales{i}, entries{i}" for i in states])
     lines = [
-        f"def loop(param, gradient, left, {stored}, numbers):",
-        *indented(4, "promise_no_overlap()"),
+        f"def loop(param, gradient, count, left, {arrays}, numbers):",
+        *indented(4, "promise_no_overlap()", "prefer_widest_vectors()"),
         *indented(4, *[f"{number} = numbers[{i}]" for i, number in enumerate(numbers)]),
         *indented(4, *[f"new{i}, inverse{i} = on_stack{i}(), ZERO" for i in scaled]),
-        "    for at in range(0, param.size, BLOCK):",
-        "        of_block, of_last = slice(at, at + BLOCK), slice(max(at - BLOCK, 0), at)",
-        "        x, grad = param[of_block], gradient[of_block]",
-        *indented(8, *[f"codes{i}, scale{i} = all_codes{i}[of_block], scales{i}[at // BLOCK :]" for i in states]),
-        *indented(8, *[f"before{i}, largest{i} = all_codes{i}[of_last], NO_SIZE" for i in scaled]),
-        "        if 0 < at and x.size == BLOCK:",
-        "            ahead = AHEAD if at + BLOCK + AHEAD <= left else 0",
+        "    for at in range(0, count, BLOCK):",
+        "        last, size = at - BLOCK, min(BLOCK, count - at)",
+        *indented(8, *[f"scale{i}, largest{i} = element(scales{i}, at // BLOCK), NO_SIZE" for i in scaled]),
+        "        if 0 < at and size == BLOCK:",
+        "            ahead = at + AHEAD if at + BLOCK + AHEAD <= left else at",
         "            for run in range(0, BLOCK, RUN):",
-        *indented(16, *[f"prefetch({each}, run + ahead)" for each in ["x", "grad", *[f"codes{i}" for i in states]]]),
-        "                for j in range(run, run + RUN):",
-        *indented(20, *encode, *apply),
+        "                prefetch_to_read(gradient, ahead + run)",
+        *indented(16, *[f"prefetch({row}, ahead + run)" for row in ["param", *[f"codes{i}" for i in states]]]),
+        *indented(16, *loop_over("run, run + RUN", [*encode, *apply])),
         "        else:",
-        *(indented(12, "for j in range(at - of_last.start):", *indented(4, *encode)) if encode else []),
-        "            for j in range(x.size):",
-        *indented(16, *apply),
-        *indented(8, *[f"scale{i}[0] = of_bits(largest{i})" for i in scaled]),
+        *indented(12, *loop_over("min(at, BLOCK)", encode), *loop_over("size", apply)),
+        *indented(8, *[f"set_element(scales{i}, at // BLOCK, of_bits(largest{i}))" for i in scaled]),
         *indented(8, *[f"inverse{i} = inverse_of(of_bits(largest{i}))" for i in scaled]),
-    ]  # fmt: skip
-    if encode:
-        lines += [
-            "    at = (param.size - 1) // BLOCK * BLOCK",
-            *indented(4, *[f"before{i} = all_codes{i}[at:]" for i in scaled]),
-            "    for j in range(param.size - at):",
-            *indented(8, *encode),
-        ]
+        "    last = (count - 1) // BLOCK * BLOCK",
+        *indented(4, *loop_over("count - last", encode)),
+    ]
     namespace: dict[str, Any] = {
         "__name__": __name__, "AHEAD": _AHEAD, "BLOCK": BLOCK, "NO_SIZE": NO_SIZE, "RUN": _RUN, "ZERO": np.float32(0),
-        "formula": formula, "inverse_of": inverse_of, "larger": larger, "max": max, "of_bits": of_bits,
-        "prefetch": prefetching(_RUN), "promise_no_overlap": promise_no_overlap, "range": range, "slice": slice,
+        "element": element, "formula": formula, "inverse_of": inverse_of, "larger": larger, "min": min,
+        "of_bits": of_bits, "prefer_widest_vectors": prefer_widest_vectors,
+        "prefetch": prefetching(_RUN, to_write=True), "prefetch_to_read": prefetching(_RUN, to_write=False),
+        "promise_no_overlap": promise_no_overlap, "range": range, "set_element": set_element,
     }  # fmt: skip
     for i, kind in enumerate(kinds):
         decode, encode_one = CODERS[kind]
@@ -152,8 +162,9 @@ def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
     elements, and the ids of the arrays of `_encoded_loop`.
     """
     namespace: dict[str, Any] = {
-        "__name__": __name__, "CHUNK": CHUNK, "BLOCK": BLOCK, "array_at": array_at, "data_of": data_of, "min": min,
-        "loop": _encoded_loop(formula, kinds), "ENTRIES": ENTRIES, "entry": np.zeros(1, np.int32),
+        "__name__": __name__, "CHUNK": CHUNK, "BLOCK": BLOCK, "ENTRIES": ENTRIES, "array_at": array_at,
+        "data_of": data_of, "entry": np.zeros(1, np.int32), "loop": _encoded_loop(formula, kinds), "min": min,
+        "row_at": row_at,
     }  # fmt: skip
     lines = [
         "def kernel(start, stop, like, table, numbers):",
@@ -164,8 +175,9 @@ def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
         "        begin = (chunk - table[row, 0]) * CHUNK",
         "        count = min(CHUNK, table[row, 1] - begin)",
         "        loop(",
-        "            array_at(like, data_of(table[row, 2]) + begin * like.itemsize, count),",
-        "            array_at(like, data_of(table[row, 3]) + begin * like.itemsize, count),",
+        "            row_at(like, data_of(table[row, 2]) + begin * like.itemsize, count),",
+        "            row_at(like, data_of(table[row, 3]) + begin * like.itemsize, count),",
+        "            count,",
         "            table[row, 1] - begin,",
     ]
     for i, kind in enumerate(kinds):
@@ -173,8 +185,8 @@ def _over_encoded(formula: Formula, kinds: tuple[str, ...]) -> Kernel:
         codes_at = f"data_of(table[row, {4 + 3 * i}]) + begin * {codes.itemsize}"
         scales_at = f"data_of(table[row, {5 + 3 * i}]) + begin // BLOCK * like.itemsize"
         lines += [
-            f"            array_at(codes{i}, {codes_at}, count),",
-            f"            array_at(like, {scales_at}, (count + BLOCK - 1) // BLOCK),",
+            f"            row_at(codes{i}, {codes_at}, count),",
+            f"            row_at(like, {scales_at}, (count + BLOCK - 1) // BLOCK),",
             f"            array_at(entry, data_of(table[row, {6 + 3 * i}]), ENTRIES),",
         ]
     source = "\n".join([*lines, "            numbers[row],", "        )"])

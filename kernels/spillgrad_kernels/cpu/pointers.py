@@ -27,8 +27,7 @@ from spillgrad_kernels.layout import DATA_FIELD
 from spillgrad_kernels.threads.atomics import WORD_BYTES, load
 
 _INT64 = np.zeros(1, np.int64)
-# The bytes of a line of the cache; and which of the values that stand for an array in LLVM's code is its address.
-_LINE_BYTES, _DATA = 64, 4
+_LINE_BYTES = 64  # of the cache
 
 
 @jit
@@ -63,12 +62,18 @@ if DISABLE_JIT:
         Arrays that the kernel does not access, or only reads, may overlap. The kernel must call this itself.
         """
 
-    def prefetching(count: int) -> Any:
-        """Return a function for kernels. It moves `count` elements of an array, from one on, to the core's cache.
+    def prefer_widest_vectors() -> None:
+        """Let LLVM use vectors of 512 bits in the calling kernel, also where it prefers 256.
 
-        They need not be elements of the array.
+        The kernel must call this itself.
         """
-        return lambda array, i: None
+
+    def prefetching(count: int, to_write: bool) -> Any:
+        """Return a function for kernels that moves `count` elements of a row of float32 or of integers to the cache.
+
+        The function takes a result of `row_at` and the number of the first element.
+        """
+        return lambda row, i: None
 
     def element(row: Any, i: int) -> Any:
         """Return element `i` of `row`, a result of `row_at`."""
@@ -150,18 +155,24 @@ else:
 
     @emitted(lambda: types.void())
     def promise_no_overlap(builder: Any) -> None:
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         for argument in builder.function.args:
-            if argument.name.endswith(f".{_DATA}") and isinstance(argument.type, ir.PointerType):
+            # An array is passed as several values, of which number 4 is the address; a row is its address.
+            _, _, part = argument.name.removeprefix("arg.").partition(".")
+            if part in ("", "4") and isinstance(argument.type, ir.PointerType):
                 argument.add_attribute("noalias")
 
-    def prefetching(count: int) -> Any:
-        @emitted(lambda array, i: types.void(array, types.intp))
-        def prefetch(builder: Any, array: Any, i: Any) -> None:
-            first = builder.gep(builder.extract_value(array, _DATA), [i])
-            address = builder.ptrtoint(first, ir.IntType(64))
-            for line in range(0, count * int(first.type.pointee.intrinsic_name[1:]) // 8, _LINE_BYTES):
-                prefetch_line(builder, builder.add(address, address.type(line)), to_write=True)
+    @emitted(lambda: types.void())
+    def prefer_widest_vectors(builder: Any) -> None:
+        # The set's own `add` refuses attributes with a value.
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
+
+    def prefetching(count: int, to_write: bool) -> Any:
+        @emitted(lambda row, i: types.void(row, types.intp))
+        def prefetch(builder: Any, row: Any, i: Any) -> None:
+            bits = 32 if isinstance(row.type.pointee, ir.FloatType) else row.type.pointee.width
+            address = builder.ptrtoint(builder.gep(row, [i]), ir.IntType(64))
+            for line in range(0, count * bits // 8, _LINE_BYTES):
+                prefetch_line(builder, builder.add(address, address.type(line)), to_write)
 
         return prefetch
 

@@ -74,7 +74,8 @@ ENTRIES = 1 << 32 - _LOW_BITS
 def _middles(kind: str) -> np.ndarray:
     """Return the numbers from which on the next share of a map is nearer, of its shares from 0 on."""
     shares = _MAPS[kind][_MAPS[kind] >= 0]
-    return ((shares[:-1] + shares[1:]) / _F32(2)).astype(_F32)
+    middles: np.ndarray = ((shares[:-1] + shares[1:]) / _F32(2)).astype(_F32)
+    return middles
 
 
 def _nearest(kind: str, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -63,6 +63,24 @@ def test_a_share_beside_a_middle_goes_to_the_nearer_side(kind):
 
 
 @pytest.mark.parametrize("kind", SHARES)
+def test_all_shares_have_the_codes_of_the_nearest(kind):
+    # Among shares with the same high 16 bits, at most one next share becomes nearer, and codes never fall with size. So
+    # the first and the last of them, and both sides of each middle, stand for all.
+    starts = np.arange(1 << 16, dtype=np.uint32) << 16
+    middles = ((SHARES[kind][:-1] + SHARES[kind][1:]) / np.float32(2)).view(np.uint32)
+    shares = np.concatenate([starts, starts | 0xFFFF, middles - 1, middles]).view(np.float32)
+    shares = shares[abs(shares) <= 1]
+    shares = np.resize(shares, (-(-shares.size // (BLOCK - 1)), BLOCK - 1))
+    values = np.concatenate([shares, np.ones((len(shares), 1), np.float32)], 1)  # all scales are 1
+    codes, scales = nearest(values, kind)
+    if kind == "unsigned":
+        codes[values < 0] = 0
+    encoded = state_codes.encode(values, kind)
+    np.testing.assert_array_equal(encoded.codes, codes)
+    np.testing.assert_array_equal(encoded.scales, scales)
+
+
+@pytest.mark.parametrize("kind", SHARES)
 def test_every_code_is_encoded_again_as_it_was(kind):
     codes = np.arange(256, dtype=np.uint8)
     for scale in (1.0, 3.7e-12, 5e30):
