@@ -3,34 +3,40 @@
 Each parameter of a record is its attribute, too. Units: bytes and seconds; times count from the beginning of the run.
 """
 
+import collections
 import dataclasses
 from pathlib import Path
 
 from spillgrad.errors import ArgumentError
 from spillgrad.inspection.arrays import Segment
+from spillgrad.inspection.kinds import kind_of, logical_bytes
 from spillgrad.inspection.printable import origin_name, printable
 from spillgrad.storage.communication_counters import CommunicationCounters
 from spillgrad.storage.origin_counters import NO_ORIGIN, Origin, OriginCounters, total
 from spillgrad.storage.store import StoreStats
 
 STATES = ("live", "finished", "dead")
-KEYS = ("module", "op", "dtype", "step")
+KEYS = ("module", "op", "kind", "dtype", "step")
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The counters of all arrays of one module, operation, dtype or step.
+    """The counters of all arrays of one module, operation, kind, dtype or step.
 
     Parameters
     ----------
     name : str
-        The module, operation, dtype or step.
+        The module, operation, kind, dtype or step.
     moved : OriginCounters
         What happened to its arrays.
+    logical_bytes : int, optional
+        The bytes of the numbers that the packed bytes stand for: those of codes count as float32, their scales as
+        nothing. None for a step, of whose arrays no more is known.
     """
 
     name: str
     moved: OriginCounters
+    logical_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,8 +318,8 @@ class Rank:
 class Run:
     """A run as its journal describes it, with the files that it left.
 
-    `stats` are exact over the whole run, and so are ``by("module")``, ``by("op")`` and ``by("dtype")``. `steps`,
-    `samples` and spans are those that the journal still has, from `first_s` on.
+    `stats` are exact over the whole run, and so are ``by("module")``, ``by("op")``, ``by("kind")`` and ``by("dtype")``.
+    `steps`, `samples` and spans are those that the journal still has, from `first_s` on.
 
     Parameters
     ----------
@@ -401,8 +407,8 @@ class Run:
 
         Parameters
         ----------
-        key : {"module", "op", "dtype", "step"}
-            What the arrays of a group have in common.
+        key : {"module", "op", "kind", "dtype", "step"}
+            What the arrays of a group have in common. Kinds are weights, gradients, optimizer state and saved tensors.
 
         Returns
         -------
@@ -419,9 +425,12 @@ class Run:
         if key == "step":
             return [Group(*each) for each in zip(self.step_names(), (step.moved for step in self.steps), strict=True)]
         parts: dict[str, list[OriginCounters]] = {}
+        logical: dict[str, int] = collections.Counter()
         for origin, moved in self.origins.items():
-            parts.setdefault(getattr(origin, key) or "(none)", []).append(moved)
-        return [Group(name, total(each)) for name, each in parts.items()]
+            name = kind_of(origin) if key == "kind" else getattr(origin, key) or "(none)"
+            parts.setdefault(name, []).append(moved)
+            logical[name] += logical_bytes(origin, moved.packed_bytes, self.origins)
+        return [Group(name, total(each), logical[name]) for name, each in parts.items()]
 
     def step_names(self) -> list[str]:
         """Return a name for each of `steps`.

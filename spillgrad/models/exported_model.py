@@ -207,6 +207,11 @@ def _of_checkpoint(
     place = weights or settings.get("weights")
     tokenizers = _tokenizers(root, settings, weights)
     if not state.get("trainable_only"):
+        if any(name.endswith(".absmax") for name in own):
+            raise CheckpointError(
+                f"models: {root} holds a quantized model, which load_checkpoint alone reads; save its adapters alone, "
+                "with trainable_only, or sg.nn.dequantize it first"
+            )
         if weights is not None and not adapters:
             raise ArgumentError(f"models: {root} holds the whole model, so it needs no other weights than its own")
         base = None if place is None else safetensors_io.absolute(place)

@@ -8,6 +8,7 @@ import pytest
 from spillgrad.inspection.runs import RunReader
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad_kernels.memory.system_memory import SystemMemory
+from spillgrad_tools.cli import main
 from spillgrad_tools.train import within
 from spillgrad_tools.train.options import TrainOptions
 from spillgrad_tools.train.ranks import Ranks
@@ -26,7 +27,7 @@ def train(processes: int, out: Path, *options: object) -> Ran:
 
 @needs_mpi
 def test_all_processes_train_as_one_plan_says_within_its_memory_to_the_same_bytes(tmp_path: Path):
-    train(1, tmp_path / "alone", "--no-spill")
+    assert main(["train", *SETTINGS, "--no-spill", "--out", str(tmp_path / "alone")]) == 0
     ran = train(2, tmp_path / "out", "--ram", "300MiB")
     assert ran.output.count("within 300 MiB of RAM for each of 2 processes\n") == 1
     assert "plan: all on disk" in ran.output

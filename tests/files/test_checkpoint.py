@@ -392,27 +392,45 @@ def test_a_former_version_that_cannot_be_removed_is_warned_of(tmp_path):
     assert not second.exists()
 
 
-@pytest.mark.parametrize("number", range(1, 9))
-def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path, number):
-    run = Run()
-    run.save(tmp_path, step=1)
-    before = run.weights()
-    script = textwrap.dedent(
-        f"""
-        import os, signal
-        import spillgrad as sg
-        sync, calls = os.fsync, []
+# The first process that saves is killed at its first `fsync`, the second at its second, and so on.
+KILLED = """
+import os, signal, sys
+import spillgrad as sg
+model, sync = sg.nn.Linear(4, 4), os.fsync
+for number, folder in enumerate(sys.argv[1:], 1):
+    child = os.fork()
+    if child == 0:
+        calls = []
         def killed(descriptor):
             calls.append(descriptor)
-            if len(calls) == {number}:
+            if len(calls) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             sync(descriptor)
         os.fsync = killed
-        sg.save_checkpoint({str(tmp_path)!r}, sg.nn.Linear(4, 4), step=2, max_shard_size=64)
-        """
-    )
-    ended = subprocess.run([sys.executable, "-c", script], env=_environment(), check=False)
-    assert ended.returncode == -signal.SIGKILL
+        try:
+            sg.save_checkpoint(folder, model, step=2, max_shard_size=64)
+        finally:
+            os._exit(1)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        sys.exit(f"{folder}: the process that saves was not killed")
+"""
+
+
+@pytest.fixture(scope="module")
+def killed_saves(tmp_path_factory):
+    """Folders with the checkpoint of a run, and the run, in each of which a process was killed while it saved."""
+    runs = [(tmp_path_factory.mktemp("killed"), Run()) for _ in range(8)]
+    for folder, run in runs:
+        run.save(folder, step=1)
+    command = [sys.executable, "-c", KILLED, *(str(folder) for folder, _ in runs)]
+    subprocess.run(command, env=_environment(), check=True)
+    return runs
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_run_killed_while_it_saves_leaves_the_former_checkpoint(killed_saves, number):
+    tmp_path, run = killed_saves[number - 1]
+    before = run.weights()
     if number < 8:  # the eighth is that of the directory, after the rename
         other = Run()
         assert other.load(tmp_path)["step"] == 1

@@ -58,7 +58,7 @@ def look(path: Path) -> None:
             write_perfetto(each, path.with_name("trace.json"), overwrite=True)
         with contextlib.suppress(ArgumentError):  # it does not tell of RAM
             write_memory_viz(run, path.with_name("memory.pickle"), overwrite=True)
-        for key in ("module", "op", "dtype", "step"):
+        for key in ("module", "op", "kind", "dtype", "step"):
             run.by(key)
         advise(run)
     with JournalReader(path, JournalState(with_places=True)) as reader:

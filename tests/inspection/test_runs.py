@@ -65,7 +65,7 @@ def sums(stats: StoreStats) -> dict[str, float]:
 
 def assert_sums_fit(run: Run) -> None:
     """The origins, whatever they are grouped by, come to what the store did in all."""
-    for key in ("module", "op", "dtype"):
+    for key in ("module", "op", "kind", "dtype"):
         summed = total(group.moved for group in run.by(key))
         for name in SUMS:
             assert getattr(summed, name) == pytest.approx(getattr(run.stats, name), abs=1e-3), (key, name)

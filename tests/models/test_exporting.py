@@ -403,6 +403,16 @@ def test_weights_that_are_quantized_in_another_way_are_refused(tmp_path: Path, b
         sg.models.export(base, tmp_path / "exported")
 
 
+def test_a_checkpoint_of_a_quantized_model_says_what_to_save(tmp_path: Path):
+    model = sg.nn.quantize(sg.models.build("llama-tiny").requires_grad_(False), "nf4")
+    sg.save_checkpoint(tmp_path / "run", sg.nn.lora(model, rank=2))
+    for use in (lambda: sg.models.export(tmp_path / "run", tmp_path / "place", merge=True),
+                lambda: sg.models.from_pretrained(tmp_path / "run")):  # fmt: skip
+        with pytest.raises(CheckpointError, match=r"holds a quantized model, .* with trainable_only") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+
+
 def floats_of(folder: Path, adapters: bool = False) -> dict[str, bytes]:
     """Return the weights that a quantized folder stands for, of the model in RAM."""
     model = sg.models.from_safetensors(folder)

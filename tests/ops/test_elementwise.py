@@ -242,7 +242,7 @@ def test_both_derivatives_of_a_row_agree_with_differences(name):
     check_gradients(function, *arrays)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", mostly_exhaustive(SEVERAL, FIRST | FROM_RESULT))
 def test_every_operand_of_a_row_broadcasts(name):
     function, oracle = function_of(name), oracle_of(name)
     count = len(values_of(name, ()))

@@ -222,3 +222,14 @@ def test_output_is_plain_away_from_a_terminal(tmp_path: Path):
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(("given", "is_frozen"), [("", True), ("[]", False)], ids=["a process", "a function"])
+def test_a_process_freezes_what_its_command_imports_and_a_function_nothing(given: str, is_frozen: bool, tmp_path: Path):
+    program = (
+        "import gc, sys; from spillgrad_tools.cli import main; sys.argv[1:] = ['sweep', '.'];"
+        f"main({given and 'sys.argv[1:]'}); print(gc.isenabled(), gc.get_freeze_count() > 0)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    assert done.stdout.endswith(f"True {is_frozen}\n"), done.stderr

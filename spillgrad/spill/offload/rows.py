@@ -41,14 +41,14 @@ def looked_up(
 
     `read` fills an array, which `empty` made, with spans of the table's elements.
     """
-    width, wanted = shape[1], indices.reshape(-1)
+    width, wanted = shape[1], indices.reshape(-1).astype(np.int64, copy=False)
     result = buffers.empty((*indices.shape, width), dtype)
     if not result.size:
         return result
     target = _bytes_of(result, width)
     order = np.argsort(wanted, kind="stable")
     rows, firsts = np.unique(wanted[order], return_index=True)
-    rows, ends = rows.astype(np.int64), np.append(firsts, wanted.size)
+    ends = np.append(firsts, wanted.size)
     count = max(1, ROWS_BYTES // (width * dtype.itemsize))
     for start in range(0, rows.size, count):
         some = rows[start : start + count]

@@ -26,7 +26,6 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
 from spillgrad.tensor_data import Size, Storage
-from spillgrad_kernels.cpu import indexing
 
 if TYPE_CHECKING:
     from spillgrad.spill.device_store import DeviceStore
@@ -166,7 +165,7 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     def reads_rows(self) -> bool:
         """Whether a lookup of rows reads these alone."""
         store = self._store
-        return type(store) is DiskStore and not store.keeps_all
+        return isinstance(store, DiskStore) and not store.keeps_all
 
     def read_spans(self, spans: np.ndarray, into: np.ndarray) -> None:
         """Fill an array with spans of the elements, as `DiskStore.read_spans` does."""
@@ -178,16 +177,16 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
             copy_spans(array.reshape(-1), spans, into)
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray | None:
-        """Return the rows of a table at indices; None if it is to be read whole."""
+        """Return the rows of a table at indices; None if it is to be read whole, or is in RAM while it is used."""
         if len(self._shape) != 2 or self._handle.nbytes <= ROWS_BYTES or not self.reads_rows:
             return None
         with self._residents.lock:
-            array = self._alive()
-        if array is None:
-            self._residents.make_room(ROWS_BYTES, self._store)
-            empty = self._residents.store.counted_empty
-            return looked_up(self._shape, self._dtype, indices, empty, self.read_spans)
-        return indexing.embedding(array, indices)
+            is_used = self._alive() is not None
+        if is_used:
+            return None
+        self._residents.make_room(ROWS_BYTES, self._store)
+        empty = self._residents.store.counted_empty
+        return looked_up(self._shape, self._dtype, indices, empty, self.read_spans)
 
     def view_of(self, tensor: Tensor) -> "OffloadedView":
         """Return the object that a graph keeps for a saved tensor over this storage."""

@@ -409,6 +409,7 @@ class _TracedStore(DiskStore):
     """A store whose trace, once it has one, sees the requests."""
 
     trace: "_Trace | None" = None
+    keeps_all = False  # rows of tables are read, as where the model does not fit
 
     def put(self, *args: Any, **options: Any) -> Handle:
         handle = super().put(*args, **options)

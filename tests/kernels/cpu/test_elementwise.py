@@ -51,6 +51,18 @@ def test_of_another_formula_the_loop_alone_is_compiled(monkeypatch):
     assert [name.split(".")[:3] for name in asked if name.startswith("elementwise")] == [["elementwise", "test", "vv"]]
 
 
+@pytest.mark.skipif(DISABLE_JIT, reason="nothing is compiled")
+def test_for_no_elements_no_loop_is_compiled(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cache, "read", lambda name, read=cache.read: (asked.append(name), read(name))[1])
+    none = elementwise(lambda x: x * 5 - 1, "none", [np.ones((0, 3), np.float32)], np.float32)
+    assert none.shape == (0, 3)
+    assert [name for name in asked if "none" in name] == []
+    some = elementwise(lambda x: x * 5 - 1, "none", [np.ones((1, 3), np.float32)], np.float32)
+    assert some.tolist() == [[4, 4, 4]]
+    assert [name for name in asked if "none" in name] != []
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ROWS)
 def test_a_compiled_row_agrees_with_its_formula(name, dtype):

@@ -58,7 +58,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 @settings(
     derandomize=True, max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(changes=CHANGES, by=st.sampled_from(["module", "op", "dtype", "step"]))
+@given(changes=CHANGES, by=st.sampled_from(["module", "op", "kind", "dtype", "step"]))
 def test_a_changed_journal_is_shown_or_refused(journal: bytes, tmp_path: Path, changes, by: str):
     data = journal
     for place, length, piece in changes:

@@ -55,7 +55,7 @@ def test_every_field_of_a_run_is_there_under_its_name():
     } == run.origins
 
 
-@pytest.mark.parametrize("by", ["module", "op", "dtype", "step"])
+@pytest.mark.parametrize("by", ["module", "op", "kind", "dtype", "step"])
 def test_groups_are_those_that_the_table_shows(by: str):
     run = make_run(RUN)
     found = loaded(run, by=by, sort="read", top=2)["runs"][0]["groups"]

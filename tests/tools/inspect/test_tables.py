@@ -197,7 +197,7 @@ def test_the_table_has_the_largest_groups_first_then_the_others_and_the_total():
     ]
 
 
-@pytest.mark.parametrize("by", ["module", "op", "dtype", "step"])
+@pytest.mark.parametrize("by", ["module", "op", "kind", "dtype", "step"])
 @pytest.mark.parametrize("sort", [None, "name", *COLUMNS])
 @pytest.mark.parametrize("top", [1, 3, None])
 def test_what_is_shown_and_what_is_left_out_are_all(by: str, sort: str | None, top: int | None):

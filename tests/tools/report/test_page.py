@@ -329,7 +329,7 @@ def test_a_path_without_end_is_a_tree_of_bounded_depth():
 def test_tables_hold_what_the_run_says_and_leave_columns_of_nothing_out():
     run, _ = gpt(layers=2)
     found = {table.key: table for table in tables(run)}
-    assert list(found) == ["module", "op", "dtype", "step"]
+    assert list(found) == ["module", "op", "kind", "dtype", "step"]
     assert found["op"].titles == ["arrays", "packed", "written", "read", "waited"]
     assert [cell.value for cell in found["op"].total][1:4] == [
         run.stats.packed_bytes, run.stats.written_bytes, run.stats.read_bytes

@@ -152,14 +152,14 @@ main(sys.argv[1:])
 
 @needs_mpi
 @pytest.mark.parametrize("place", [[], ["--offload", "--shard", "all"]], ids=["in RAM", "offloaded"])
-def test_two_processes_evaluate_and_end_as_one_does(place: list[str], here: Path):
+def test_two_processes_evaluate_and_end_as_one_does(place: list[str], here: Path, capsys: pytest.CaptureFixture[str]):
     evaluated = ["--eval-every", "2", "--patience", "2", "--keep-best"]
-    for processes, options in ((1, []), (2, place)):
-        words = [*ARGUMENTS, *HOT, "--ram-budget", "2MiB", "--accumulate", "2", *evaluated, *options]
-        folders = ["--out", here / f"out{processes}", "--log-dir", here / f"log{processes}"]
-        ran = launch(processes, "--", *words, *folders)
-        assert ran.status == 0, ran.errors
-        assert ran.output.count("ended early") == 1
+    words = [*ARGUMENTS, *HOT, "--ram-budget", "2MiB", "--accumulate", "2", *evaluated]
+    assert main([*words, "--out", "out1", "--log-dir", "log1"]) == 0
+    assert capsys.readouterr().out.count("ended early") == 1
+    ran = launch(2, "--", *words, *place, "--out", here / "out2", "--log-dir", here / "log2")
+    assert ran.status == 0, ran.errors
+    assert ran.output.count("ended early") == 1
     assert lines(here / "log1") == lines(here / "log2")
     for folder in (".", "best"):
         assert saved(here / "out1" / folder) == saved(here / "out2" / folder)

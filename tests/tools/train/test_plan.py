@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import spillgrad as sg
 from spillgrad_tools.bench import plan as bench_plan
 from spillgrad_tools.bench.plan import Comparison
 from spillgrad_tools.cli import main
@@ -51,6 +52,27 @@ def test_too_little_memory_is_status_2_and_says_the_least_that_works(
     assert "the least that works is" in printed.err
 
 
+def test_a_plan_for_weights_in_files_counts_codes_and_its_command_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    base = sg.save_checkpoint("base", sg.models.build("tiny"))
+    sg.models.quantize(base, "nf4", "nf4")
+    words = ["--weights", "nf4", "--batch", "2", "--context", "64", "--ram", "4GiB", "--offload", "--autocast"]
+    assert main(["plan", *words]) == 2
+    assert "quantized; adapters are trained beside them" in capsys.readouterr().err
+    assert main(["plan", *words, "--lora", "2", "--state", "int8", "--master", "split", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["master"], len(told["accuracy"])) == ("int8", "split", 1)
+    assert told["parameters"] > sum(parameter.numel() for parameter in sg.models.build("tiny").parameters())
+    assert told["parameter_bytes"] < told["parameters"] * 2
+    command = shlex.split(told["command"])[1:]
+    assert {"--weights", "--lora", "--state", "--master"} <= set(command)
+    assert main([*command, "--steps", "1", "--out", "out"]) == 0
+    assert main(["plan", "--ram", "4GiB"]) == 2
+    assert "neither --model nor --weights" in capsys.readouterr().err
+
+
 def test_a_plan_for_several_processes_shows_their_steps_and_recommends_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -91,6 +113,8 @@ def test_a_plan_for_several_processes_is_json_too(tmp_path: Path, capsys: pytest
         (["--ranks", "4", "--latency", "5us"], "plan: got --latency 5us without --link; give the network's speed, too"),
         (["--link", "1Gbit"], "plan: got --link 1Gbit for one process; say how many with --ranks"),
         (["--shard", "all", "--no-offload"], "plan: got shard 'all' and offload=False; wanted 'state', or 'all' of an"),
+        (["--weights", "w"], "plan: got --model and --weights; wanted one of them"),
+        (["--master", "split"], "plan: got --master split without --autocast, whose products read bfloat16; give both"),
         (["--ranks", "0", "--link", "1Gbit"], "Invalid value for '--ranks'"),
         (["--ranks", "many", "--link", "1Gbit"], "Invalid value for '--ranks'"),
     ],

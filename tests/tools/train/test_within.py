@@ -57,6 +57,21 @@ def test_two_plans_agree_on_the_least_memory_and_it_trains(tmp_path: Path):
     assert max(told) <= 1.03 * min(told)
 
 
+def test_formats_that_were_asked_for_are_planned_say_what_they_cost_and_stay_when_the_run_goes_on(tmp_path: Path):
+    formats = ("--autocast", "--master", "none", "--state", "int8")
+    printed, error = start(tmp_path, "--ram", "1GiB", "--out", "out", *formats).communicate(timeout=300)
+    assert error == ""
+    for words in ("state int8: after 240 steps", "master none: after 240 steps", "checkpoint: out"):
+        assert words in printed
+    again = ("--resume", "out", "--steps", "6", "--ram", "1GiB")
+    printed, error = start(tmp_path, *again).communicate(timeout=300)
+    assert error == ""
+    assert "master none: after 240 steps" in printed
+    refused, error = start(tmp_path, *again[:2], "--steps", "8", "--ram", "1GiB", "--lossy").communicate(timeout=300)
+    assert (refused, error.count("\n")) == ("", 1)
+    assert "--lossy with --resume, whose run keeps the formats that it has" in error
+
+
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGHUP, -1)])
 def test_a_signal_while_it_plans_ends_it_without_a_trace(number: signal.Signals, status: int, tmp_path: Path):
     process = start(tmp_path, "--ram", "1GiB", "--out", "out")

@@ -54,7 +54,10 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """The groups to show. `rest` is the sum of the `left_out` groups that are not shown; `total` is the sum of all."""
+    """The groups to show. `rest` is the sum of the `left_out` groups that are not shown; `total` is the sum of all.
+
+    So are `rest_logical_bytes` and `logical_bytes`, which are None for steps.
+    """
 
     by: str
     sort: str
@@ -62,6 +65,13 @@ class Groups:
     left_out: int
     rest: OriginCounters
     total: OriginCounters
+    rest_logical_bytes: int | None
+    logical_bytes: int | None
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether some arrays stand for other numbers of bytes than their own."""
+        return self.logical_bytes not in (None, self.total.packed_bytes)
 
 
 def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
@@ -81,7 +91,14 @@ def choose(run: Run, by: str, sort: str | None, top: int | None) -> Groups:
         else:
             groups = sorted(groups, key=lambda group: COLUMNS[sort].of(group.moved), reverse=True)
         shown, rest = groups[:top], groups[len(groups[:top]) :]
-    return Groups(by, sort, shown, len(rest), *(total(each.moved for each in part) for part in (rest, groups)))
+    rest_total, all_total = (total(each.moved for each in part) for part in (rest, groups))
+    return Groups(
+        by, sort, shown, len(rest), rest_total, all_total, _logical_bytes(rest, by), _logical_bytes(groups, by)
+    )
+
+
+def _logical_bytes(groups: list[Group], by: str) -> int | None:
+    return None if by == "step" else sum(group.logical_bytes or 0 for group in groups)
 
 
 def natural(group: Group) -> list[tuple[int, str]]:

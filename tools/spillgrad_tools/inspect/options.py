@@ -19,7 +19,7 @@ class InspectOptions:
     """The options of `spillgrad inspect`; one that was not given is None or False."""
 
     path: Place
-    by: Annotated[Literal["module", "op", "dtype", "step"] | None, Option(
+    by: Annotated[Literal["module", "op", "kind", "dtype", "step"] | None, Option(
         help="Add up by this: a row for each.", show_default="module",
     )] = None  # fmt: skip
     sort: Annotated[SortKey | None, Option(help="Sort by this column.", show_default="packed; steps as they came")] = (

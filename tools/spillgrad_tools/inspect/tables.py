@@ -18,6 +18,8 @@ from spillgrad_tools.inspect.words import HIT, began, beyond_budget, state
 from spillgrad_tools.quantities import UNKNOWN, format_duration, many, percent, short_bytes
 
 _FAILURES = 3
+# How long the column of logical bytes stays where there is too little room: see `Counted.worth`.
+_LOGICAL_WORTH = 4
 
 
 def of_run(run: Run, groups: Groups, width: int) -> RenderableType:
@@ -168,14 +170,18 @@ def _speed(nbytes: int, seconds: float) -> str:
 def _table(run: Run, groups: Groups, width: int) -> Iterator[RenderableType]:
     shown = list(groups.shown)
     if groups.left_out:
-        shown.append(Group(many(groups.left_out, "other"), groups.rest))
-    shown.append(Group("total", groups.total))
+        shown.append(Group(many(groups.left_out, "other"), groups.rest, groups.rest_logical_bytes))
+    shown.append(Group("total", groups.total, groups.logical_bytes))
     names = [printable(group.name, 80) for group in shown]
     columns = [
         group_column(name, shown) for name in COLUMNS if name == groups.sort or COLUMNS[name].matters(groups.total)
     ]
+    if groups.has_codes:
+        columns.insert(1, bytes_column("logical", [group.logical_bytes or 0 for group in shown], _LOGICAL_WORTH))
     table, left_out = fitted(groups.by, names, columns, width, footers=1 + bool(groups.left_out))
     yield table
+    if groups.has_codes:
+        yield Text("logical: the bytes of the numbers that codes stand for, as float32", style="dim")
     if groups.by == "step" and run.steps and run.steps[0].number > 1:
         yield Text(f"not in the journal any more: the first {many(run.steps[0].number - 1, 'step')}", style="dim")
     yield from lack(left_out)

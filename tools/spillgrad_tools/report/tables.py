@@ -1,4 +1,4 @@
-"""The tables of a report: the counters of a run by module, operation, dtype and step."""
+"""The tables of a report: the counters of a run by module, operation, kind, dtype and step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from spillgrad_tools.inspect.groups import COLUMNS, choose
 from spillgrad_tools.inspect.ranks import rank_rows, totals
 from spillgrad_tools.quantities import format_duration
 
-NAMES = {"rank": "rank", "module": "module", "op": "operation", "dtype": "dtype", "step": "step"}
+NAMES = {"rank": "rank", "module": "module", "op": "operation", "kind": "kind", "dtype": "dtype", "step": "step"}
 # The most rows of a table; those with the fewest bytes are left out.
 MOST_ROWS = 1_000
 # Columns that are shown even if all their values are 0.
@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 
 def tables(run: Run, most_rows: int = MOST_ROWS) -> list[Table]:
-    """Return a table of a run's counters for each of KEYS: module, operation, dtype and step."""
+    """Return a table of a run's counters for each of KEYS: module, operation, kind, dtype and step."""
     made = [_table(run, key, most_rows) for key in KEYS]
     return [_with_times(run, table) if table.key == "step" else table for table in made]
 
