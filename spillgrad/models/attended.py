@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from spillgrad.errors import ShapeError
+from spillgrad.errors import GraphError, ShapeError
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.device_array import empty_beside
 
@@ -33,8 +33,10 @@ class LayerCache:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys and values of further positions; return those of all positions.
 
-        Shapes: k and v (B, heads, T, E), results (B, heads, positions, E).
+        Shapes: k and v (B, heads, T, E), results (B, heads, positions, E). Raises GraphError if k or v is recorded.
         """
+        if k.grad_fn is not None or v.grad_fn is not None:
+            raise GraphError("KeyValueCache: got keys with a graph; call the model in no_grad() to give it a cache")
         new = (k.array, v.array)
         before, self.length = self.length, self.length + new[0].shape[-2]
         if self._kept is None or self._kept[0].shape[-2] < self.length:

@@ -1,6 +1,7 @@
 """What an export reads: the tensors of a model in files, its adapters, its config, and the folder of its tokenizer."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ TOKENIZER_FILES = (
     "chat_template.json", "generation_config.json", "tokenizer.model", "vocab.json", "merges.txt",
 )  # fmt: skip
 _LORA = (".lora_A.weight", ".lora_B.weight")
+# Weights of GPT-2's blocks; files may leave out the name of the inner model.
+_IN_BLOCK = re.compile(r"(.*\.)?h\.\d+\.")
 # The entry of ``config.json`` for quantized weights.
 QUANTIZATION = "quantization_config"
 
@@ -107,7 +110,7 @@ class ExportedModel:
         dtype = as_dtype(said) if said in ("float32", "float16", "bfloat16") else float32
         is_transposed = self.is_transposed
         tensors, names = quantized_files.dequantized(
-            self.tensors, lambda name: is_transposed and name.rpartition(".h.")[2][:1].isdigit(), dtype
+            self.tensors, lambda name: is_transposed and _IN_BLOCK.match(name) is not None, dtype
         )
         if not names:
             raise CheckpointError(

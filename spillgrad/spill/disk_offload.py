@@ -172,9 +172,10 @@ class disk_offload(OffloadOwner):
     safetensors files, which stay as they are. Weights that stay frozen need no disk. If such a file is overwritten
     meanwhile, the next read raises SpillCorruptionError. Files of float16 or bfloat16 do for float32 weights.
 
-    **Rows of tables.** A lookup in an embedding of more than 2 MiB reads the rows that the indices name, unless all
-    parameters, gradients and state fit `ram_budget`. `least_budget` counts these rows, and not the table, if no other
-    module has the table as a parameter. What the lookup returns is memory of the caller.
+    **Rows of tables.** A lookup in an embedding of more than 2 MiB reads the rows that the indices name, unless another
+    module has the table as a parameter, or all parameters, gradients and state fit `ram_budget`. `least_budget` counts
+    the table, which state dicts, checkpoints and other operations read whole, and the checksums of its pages, which
+    stay in RAM. What the lookup returns is memory of the caller.
 
     **Parameters in halves.** With ``master="split"``, float32 parameters of at least 4096 elements are split; others
     stay whole, as do parameters of other dtypes, and frozen ones that are read in files. ``numpy()``, state dicts,

@@ -157,6 +157,12 @@ def test_output_layers_whose_loss_is_recomputed_in_parts_may_be_recomputed(name,
     assert gradients[0] == gradients[1]
 
 
+def test_a_cache_is_no_place_for_what_is_differentiated():
+    model = sg.models.build(CONFIGS["llama"])
+    with pytest.raises(sg.errors.GraphError, match=r"call the model in no_grad\(\)"):
+        model(IDX, cache=sg.models.KeyValueCache(model.layers))
+
+
 def test_tokens_are_yielded_as_they_come_and_stop_where_they_should():
     model = sg.models.build(CONFIGS["llama"]).eval()
     free = model.generate(IDX, 6, temperature=0).numpy()[:, 12:]

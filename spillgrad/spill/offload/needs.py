@@ -60,7 +60,8 @@ class Framework(NamedTuple):
     whether the parameters of a module without a forward, such as a list, are used at once; otherwise, one by one.
     `is_in_place` says of a tensor whether it is read from a file that is not of the store.
     `is_compiled` says whether a module uses the parameters of all modules inside it at once.
-    `tables` takes a model, and returns the bytes at once of those tensors of which only some rows are read, by id.
+    `checksum_bytes_of` takes a model, and returns the bytes of the checksums that stay in RAM for tables of which rows
+    are read.
     """
 
     module: type
@@ -76,7 +77,7 @@ class Framework(NamedTuple):
     holds_lists: bool = False
     is_compiled: Callable[[Any], bool] = lambda module: False
     is_in_place: Callable[[Any], bool] = lambda tensor: False
-    tables: Callable[[Any], dict[int, int]] = lambda model: {}
+    checksum_bytes_of: Callable[[Any], int] = lambda model: 0
 
     def runs(self, module: Any) -> bool:
         """Return whether a module has a forward; a list of modules has none."""
@@ -153,7 +154,12 @@ def largest_need(
     needs = [*_of_layers(framework, model, sharing), *updates]
     if sharing.sums:
         needs += _of_sums(framework, model, sharing)
-    return max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
+    largest = max(needs, key=lambda need: need.nbytes, default=Need(0, "the model has no parameters"))
+    checksum_bytes = framework.checksum_bytes_of(model)
+    if not checksum_bytes:
+        return largest
+    why = f"{largest.why}, beside {format_bytes(checksum_bytes)} of checksums of the rows of tables"
+    return Need(largest.nbytes + checksum_bytes, why)
 
 
 def part_bytes(nbytes: int, itemsize: int, ranks: int) -> int:
@@ -222,9 +228,8 @@ def _cut(framework: Framework, model: Any, sharing: Sharing) -> set[int]:
 
 def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[Need]:
     cut = _cut(framework, model, sharing)
-    tables = {name: nbytes for name, nbytes in framework.tables(model).items() if name not in cut}
     for path, tensors in _used_at_once(framework, model):
-        nbytes = sum(tables.get(id(tensor), framework.nbytes_of(tensor)) for tensor in tensors)
+        nbytes = sum(map(framework.nbytes_of, tensors))
         parts = [
             part_bytes(framework.nbytes_of(tensor), tensor.itemsize, sharing.ranks)
             for tensor in tensors
@@ -232,8 +237,7 @@ def _of_layers(framework: Framework, model: Any, sharing: Sharing) -> Iterator[N
         ]
         text = f"{path or type(model).__name__} needs {format_bytes(nbytes)} of {framework.kinds}"
         beside = f", and this process's part of one, {format_bytes(max(parts))}" if parts else ""
-        wholes = (tensor for tensor in tensors if id(tensor) not in tables)
-        planes_bytes = max(map(framework.planes_bytes_of, wholes), default=0)
+        planes_bytes = max(map(framework.planes_bytes_of, tensors), default=0)
         beside += f", and the planes of one, {format_bytes(planes_bytes)}" if planes_bytes else ""
         yield Need(nbytes + max(parts, default=0) + planes_bytes, text + beside)
 

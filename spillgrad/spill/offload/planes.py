@@ -12,12 +12,9 @@ import numpy as np
 
 from spillgrad import dtypes
 from spillgrad.device.device import CPU
-from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
-from spillgrad.spill.offload import rows
 from spillgrad.spill.offload.pieces import PiecingResidents, elements_of_pieces, piece_elements
 from spillgrad.spill.offload.residents import is_held
-from spillgrad.spill.offload.rows import ROWS_BYTES
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, become
 from spillgrad.spill.offload.training import FRAMEWORK, is_in_place
 from spillgrad.storage.disk_store import DiskStore
@@ -271,12 +268,6 @@ def updated_parameter_bytes_of(optimizer: Any, param: Tensor, nbytes: int) -> in
     return planes_bytes_of(param) + (piece_bytes if piece_bytes and is_split(param) else nbytes)
 
 
-def tables_of(model: Module) -> dict[int, int]:
-    """Return the bytes of tables that are in RAM at once where lookups alone use them, with the planes of the rows."""
-    row_bytes = {id(param): param.shape[1] * param.itemsize for param in model.parameters() if param.ndim == 2}
-    return {name: nbytes + max(ROWS_BYTES, row_bytes[name]) for name, nbytes in rows.tables_of(model).items()}
-
-
 SPLIT_FRAMEWORK = FRAMEWORK._replace(
-    updated_parameter_bytes_of=updated_parameter_bytes_of, planes_bytes_of=planes_bytes_of, tables=tables_of
-)
+    updated_parameter_bytes_of=updated_parameter_bytes_of, planes_bytes_of=planes_bytes_of
+)  # fmt: skip

@@ -5,32 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad.nn.embedding import Embedding, EmbeddingBag
-from spillgrad.nn.module import Module
-from spillgrad.storage.disk.spans import digest_bytes
-from spillgrad.tensor import Tensor
 from spillgrad_kernels.memory import buffers
 
 # Tables of no more bytes are read whole. Of larger ones, so many bytes of rows are in RAM at once.
 ROWS_BYTES = 2 << 20
-
-
-def tables_of(model: Module) -> dict[int, int]:
-    """Return the bytes of tables that are in RAM at once where lookups alone use them, by the ids of the tables."""
-    tables, others = {}, set()
-    for module in model.modules():
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if _is_table(module, tensor):
-                row_bytes = tensor.shape[1] * tensor.itemsize
-                tables[id(tensor)] = max(ROWS_BYTES, row_bytes) + digest_bytes(tensor.nbytes)
-            else:
-                others.add(id(tensor))
-    return {name: nbytes for name, nbytes in tables.items() if name not in others}
-
-
-def _is_table(module: Module, tensor: Tensor) -> bool:
-    is_lookup = isinstance(module, Embedding | EmbeddingBag) and module.max_norm is None and tensor is module.weight
-    return is_lookup and tensor.ndim == 2 and tensor.nbytes > ROWS_BYTES and not tensor.is_cuda
 
 
 def looked_up(

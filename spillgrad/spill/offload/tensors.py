@@ -141,6 +141,8 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
     squares: np.ndarray | None = None
     # How many elements of a parameter are updated at once; 0 for all.
     updated_elements = 0
+    # Whether lookups read rows of this table alone.
+    is_table = False
     # The bfloat16 roundings of a parameter, if they are stored apart: an offloaded tensor.
     rounded: Tensor | None = None
 
@@ -178,13 +180,13 @@ class OffloadedStorage(Resident, Storage):  # type: ignore[override]  # `array` 
 
     def rows_at(self, indices: np.ndarray) -> np.ndarray | None:
         """Return the rows of a table at indices; None if it is to be read whole, or is in RAM while it is used."""
-        if len(self._shape) != 2 or self._handle.nbytes <= ROWS_BYTES or not self.reads_rows:
+        if not self.is_table or not self.reads_rows:
             return None
         with self._residents.lock:
             is_used = self._alive() is not None
         if is_used:
             return None
-        self._residents.make_room(ROWS_BYTES, self._store)
+        self._residents.make_room(max(ROWS_BYTES, self._shape[1] * self._dtype.itemsize), self._store)
         empty = self._residents.store.counted_empty
         return looked_up(self._shape, self._dtype, indices, empty, self.read_spans)
 

@@ -19,7 +19,7 @@ from spillgrad.nn.utils import clip_grad
 from spillgrad.optim.optimizer import Group, Optimizer, State, StepContext
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
 from spillgrad.spill.offload.pieces import PiecedStorage, PiecingResidents, piece_elements, pieces_of, raised_at_end
-from spillgrad.spill.offload.rows import tables_of
+from spillgrad.spill.offload.tables import checksum_bytes_of, tables_of
 from spillgrad.spill.offload.tensors import Offloaded, OffloadedPart, OffloadedStorage, OffloadedTensor, TensorResidents
 from spillgrad.storage.store import Label
 from spillgrad.tensor import Tensor
@@ -67,6 +67,9 @@ class OffloadedTraining(StepContext):
             if isinstance(tensor, Parameter):  # also a frozen one
                 hooks = tensor.__dict__.setdefault("_post_accumulate_hooks", HookDict())
                 self._handles.append(hooks.add(self._accumulated))
+        for table in tables_of(model):
+            if isinstance(table._storage, OffloadedStorage):
+                table._storage.is_table = True
         residents = self.residents
         for module in model.modules():
             enter = OwnHook(functools.partial(self._enter, begins_step=module is model))
@@ -335,5 +338,5 @@ def is_in_place(tensor: Tensor) -> bool:
 
 FRAMEWORK = Framework(
     Module, state_bytes_of, updated_state_bytes_of, updated_gradient_bytes_of=updated_bytes_of, is_in_place=is_in_place,
-    tables=tables_of,
+    checksum_bytes_of=checksum_bytes_of,
 )  # fmt: skip

@@ -279,21 +279,17 @@ def test_a_resumed_run_reports_of_itself(here: Path):
     assert "out/journal-2.jsonl" in (here / "out" / "report.html").read_text()
 
 
-def test_a_stopped_run_has_a_report_too(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    steps = Training.steps
-
-    def interrupted(self: Training) -> Iterator[StepRecord]:
-        for record in steps(self):
-            yield record
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Training, "steps", interrupted)
-    assert main([*ARGUMENTS, "--ram-budget", "0", "--out", "out", "--report"]) == 130
-    printed, complaints = capsys.readouterr()
-    assert complaints == ""
-    assert printed.startswith("spilling to out/run-")
+def test_a_stopped_run_has_a_report_too(here: Path):
+    process = start("--steps", "100000", "--ram-budget", "0", "--out", "out", "--report")
+    try:
+        assert process.stdout
+        assert process.stdout.readline().startswith("spilling to out/run-")
+        assert process.stdout.readline().startswith("step 1/100000")
+        process.send_signal(signal.SIGINT)
+        printed, complaints = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, complaints) == (130, "")
     assert printed.endswith("report: out/report.html\n")
     assert "Finished, on" in (here / "out" / "report.html").read_text()
 
