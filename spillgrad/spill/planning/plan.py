@@ -87,7 +87,7 @@ class Plan(TrainingPlan):
     machine : Machine
         The machine that the plan is for.
     alternatives : tuple of Alternative
-        Predictions for less and for more memory.
+        Predictions for less and for more memory, with weights and state in the same formats.
     model : str
         Name of the model.
     batch : int
@@ -363,7 +363,7 @@ def plan(
         treatments=tuple(_treatments(whole, choice, prediction)),
         prediction=prediction,
         machine=whole.machine,
-        alternatives=tuple(alternatives(ways.all, ram_bytes)),
+        alternatives=tuple(alternatives([way for way in ways.all if way.profile.formats == formats], ram_bytes)),
         link=link,
         scaling=tuple(scaling),
         recommended_ranks=recommended(scaling) if scaling else 1,
