@@ -86,7 +86,7 @@ def test_bad_input_is_one_line_and_status_2(
 
 def test_a_wrong_choice_is_said_without_words_of_a_library(capsys: pytest.CaptureFixture[str]):
     assert main(["inspect", ".", "--by", "modul"]) == 2
-    assert ": 'modul' is not one of 'module', 'op', 'dtype', 'step'; see " in (said := capsys.readouterr().err)
+    assert ": 'modul' is not one of 'module', 'op', 'kind', 'dtype', 'step'; see " in (said := capsys.readouterr().err)
     assert "Value error" not in said
 
 
