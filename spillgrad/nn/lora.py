@@ -17,7 +17,7 @@ from spillgrad.nn.linear import Linear
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.nn.quantized import QuantizedConv1D, QuantizedLinear
-from spillgrad.nn.replacing import OUTPUT_LAYERS, LayerNames, replaced
+from spillgrad.nn.replacing import LayerNames, replaced
 from spillgrad.ops import matrix_products, quantized
 from spillgrad.ops.arithmetic import add, mul
 from spillgrad.ops.elementwise import call
@@ -307,9 +307,9 @@ def lora(
     dropout : float, default 0.0
         Probability of dropping an element of the adapters' inputs, from 0 to below 1.
     target : str or sequence of str, optional
-        Which `Linear` layers and `Conv1D` layers of GPT-2 to adapt; by default, all but an output layer, `lm_head`, as
-        peft's "all-linear" does. A list of names such as "attn.c_proj" chooses layers whose path ends in one of the
-        names. A string is one name, or a regular expression that matches whole paths.
+        Which `Linear` layers and `Conv1D` layers of GPT-2 to adapt; all, by default. A list of names such as
+        "attn.c_proj" chooses layers whose path ends in one of the names. A string is one name, or a regular expression
+        that matches whole paths.
 
     Returns
     -------
@@ -488,9 +488,7 @@ def _chosen(model: Module, target: str | Sequence[str] | None) -> list[str]:
             f"{', '.join(found)}{_stay(tied)}: name some of the former"
         )
     if target is None:
-        # An output layer is wide: its adapters would keep its product, the logits, in memory.
-        outputs = LayerNames("lora", OUTPUT_LAYERS)
-        return [path for path in found if path not in outputs] or list(found)
+        return list(found)
     return [path for path in found if path in names]
 
 

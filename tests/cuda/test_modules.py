@@ -190,7 +190,37 @@ def test_a_module_gives_on_a_device_what_it_gives_on_the_host(made):
             np.testing.assert_allclose(found.numpy(force=True), wanted.numpy(force=True), 1e-4, 1e-5)
 
 
+QUANTIZED = {
+    "QuantizedLinear": (lambda: nn.Linear(70, 9), lambda: sg.ones(2, 70) / 3),
+    "QuantizedConv1D": (lambda: nn.gpt2_linear.Conv1D(70, 9), lambda: sg.ones(2, 70) / 3),
+    "QuantizedEmbedding": (lambda: nn.Embedding(70, 9), lambda: sg.tensor([3, 69, 3])),
+}
+
+
+@pytest.mark.filterwarnings("ignore::spillgrad.errors.HostComputeWarning")
+@pytest.mark.parametrize("to", ["nf4", "int8"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_quantized_module_gives_on_a_device_what_it_gives_on_the_host(name, to):
+    layer, inputs = QUANTIZED[name]
+    found = {}
+    for device in ("cpu", "cuda"):
+        sg.manual_seed(3)
+        model = nn.quantize(nn.Sequential(layer().requires_grad_(False)), to, embeddings=True)
+        assert type(model[0]).__name__ == name
+        given = inputs().to(device)
+        given.requires_grad_(given.is_floating_point())
+        result = model.to(device)(given)
+        if given.requires_grad:
+            result.sum().backward()
+        found[device] = [result, given.grad]
+    for on_device, on_host in zip(found["cuda"], found["cpu"], strict=True):
+        assert (on_device is None) == (on_host is None)
+        if on_host is not None:
+            assert (on_device.device, on_device.shape) == ("cuda", on_host.shape)
+            np.testing.assert_allclose(on_device.numpy(force=True), on_host.numpy(force=True), 1e-5, 1e-6)
+
+
 def test_every_module_is_called():
     modules = {name for name, kind in vars(nn).items() if inspect.isclass(kind) and issubclass(kind, nn.Module)}
     ordinary = {name for name in modules - NOT_CALLED if not name.startswith("Lazy")}  # which lazy ones become
-    assert ordinary == {made.partition("(")[0] for made in CALLS}
+    assert ordinary == {made.partition("(")[0] for made in CALLS} | QUANTIZED.keys()
