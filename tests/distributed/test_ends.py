@@ -141,7 +141,9 @@ def test_ctrl_c_saves_at_the_same_step_and_resume_goes_on(undisturbed, tmp_path:
 
 @pytest.mark.exhaustive
 def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path):
-    with started(launched(2, "--", *TRAIN[:3], "--accumulate", 2, "--out", tmp_path / "out")) as running:
+    with started(
+        launched(2, "--", *TRAIN[:3], "--accumulate", 2, "--ram-budget", 0, "--out", tmp_path / "out")
+    ) as running:
         wait_until(lambda: list(tmp_path.glob("out/run-*")), running)
         there = ranks(running)
         os.killpg(running.pid, signal.SIGINT)
