@@ -21,9 +21,8 @@ from spillgrad.models.quantized_files import STATE, STATE_BYTES
 from spillgrad.nn import init
 from spillgrad.nn.embedding import Embedding
 from spillgrad.nn.gpt2_linear import Conv1D
-from spillgrad.nn.quantize import quantizable, skipped_layers
+from spillgrad.nn.quantize import OUTPUT_LAYERS, quantizable, skipped_layers
 from spillgrad.nn.quantized import empty_matrix, require_format
-from spillgrad.nn.replacing import OUTPUT_LAYERS
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 from spillgrad.storage.sizes import parse_bytes

@@ -22,11 +22,14 @@ from spillgrad.nn.quantized import (
     QuantizedWeight,
     require_format,
 )
-from spillgrad.nn.replacing import OUTPUT_LAYERS, LayerNames, replaced
+from spillgrad.nn.replacing import LayerNames, replaced
 from spillgrad.ops import quantized
 from spillgrad.ops.quantized import QuantizedMatrix
 
 __all__ = ["dequantize", "quantize"]
+
+# What a language model computes its outputs with; as in peers, it stays as it is unless a caller says otherwise.
+OUTPUT_LAYERS = ("lm_head",)
 
 
 def quantize(

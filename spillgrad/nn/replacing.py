@@ -6,9 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from spillgrad.errors import ArgumentError
 from spillgrad.nn.module import Module
 
-# The layer that a language model computes its outputs with; as in peers, it stays as it is unless it is named.
-OUTPUT_LAYERS = ("lm_head",)
-
 
 class LayerNames:
     """Layers of a model by name: a layer's whole path or an end of it; one string may also be a pattern of whole paths.

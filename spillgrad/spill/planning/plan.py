@@ -87,7 +87,7 @@ class Plan(TrainingPlan):
     machine : Machine
         The machine that the plan is for.
     alternatives : tuple of Alternative
-        Predictions for less and for more memory, with weights and state in the same formats.
+        Predictions for less and for more memory, with formats that are as exact.
     model : str
         Name of the model.
     batch : int
@@ -341,6 +341,7 @@ def plan(
         raise _too_little(ways, asked, lossy, f"{name}, batch {batch} x {context}", format_bytes(ram_bytes))
     whole, choice, prediction = found
     formats = whole.profile.formats
+    as_exact = [way for way in ways.all if way.profile.formats.in_words == formats.in_words]
     scaling: list[Scaling] = []
     if link is not None:
         numbers = numbers_up_to(ranks)
@@ -363,7 +364,7 @@ def plan(
         treatments=tuple(_treatments(whole, choice, prediction)),
         prediction=prediction,
         machine=whole.machine,
-        alternatives=tuple(alternatives([way for way in ways.all if way.profile.formats == formats], ram_bytes)),
+        alternatives=tuple(alternatives(as_exact, ram_bytes)),
         link=link,
         scaling=tuple(scaling),
         recommended_ranks=recommended(scaling) if scaling else 1,
