@@ -1,5 +1,6 @@
 """Quantized weights beside those of bitsandbytes: codes, numbers, and model folders that each reads of the other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ MATRICES = {
     "many scales": torch.randn(256, 512) * torch.logspace(-6, 3, 256)[:, None],
     "integers": torch.randint(-8, 9, (64, 640)).float(),
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled() -> Iterator[None]:
+    """It compiles some operations for CPUs, in threads that PyTorch keeps for good."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @pytest.mark.parametrize("name", MATRICES)
