@@ -1,8 +1,10 @@
 """Predict in which order stored arrays are needed: newest first, or as in an earlier step that began the same way."""
 
+import collections
 import heapq
 from collections.abc import Callable, Iterable
 
+from spillgrad.storage.origin_counters import Origin
 from spillgrad.storage.residency.entry import Entry
 from spillgrad.storage.residency.step_plan import (
     FIRST_ROOM,
@@ -50,7 +52,8 @@ class Schedule:
         self._rerank = rerank
         self._live: dict[Entry, int] = {}  # the numbers of the step's arrays
         self._persistent: dict[Entry, int] = {}
-        self._free_numbers: list[int] = []
+        self._origins: list[Origin] = []  # of the persistent arrays, by number, the first one's being -1
+        self._free_numbers: dict[Origin, list[int]] = collections.defaultdict(list)
         self._touches = 0
         self._packed: list[Packed] = []
         self._used: list[Used] = []
@@ -66,8 +69,7 @@ class Schedule:
     def put(self, entry: Entry) -> None:
         """Rank a new array."""
         if entry.persistent:
-            number = heapq.heappop(self._free_numbers) if self._free_numbers else -1 - len(self._persistent)
-            self._persistent[entry] = number
+            number = self._persistent[entry] = self._number_for(entry)
             self._persistent_bytes += entry.nbytes
             self._note("put", number, entry.nbytes)
             entry.rank = self._persistent_rank(number)
@@ -88,6 +90,17 @@ class Schedule:
                 entry.must_spill = self.must_spill(entry.rank)
             self._too_long |= number == LONGEST_STEP
         self.pause()
+
+    def _number_for(self, entry: Entry) -> int:
+        """Return the number of a persistent array: that of an array which was dropped, and came from the same place.
+
+        So an array that each step puts anew, such as a gradient, has the same number in all steps, which a plan needs.
+        """
+        origin = Origin(entry.label.module, entry.label.op, entry.label.slot)
+        if self._free_numbers[origin]:
+            return -heapq.heappop(self._free_numbers[origin])
+        self._origins.append(origin)
+        return -len(self._origins)
 
     def pause(self) -> None:
         """Record that arrays are being put, not used; do nothing if a plan is followed and its uses have begun."""
@@ -179,7 +192,7 @@ class Schedule:
         elif entry in self._persistent:
             number = self._persistent.pop(entry)
             self._persistent_bytes -= entry.nbytes
-            heapq.heappush(self._free_numbers, number)
+            heapq.heappush(self._free_numbers[self._origins[-1 - number]], -number)
         if number is not None:
             self._note("drop", number, entry.nbytes)
 

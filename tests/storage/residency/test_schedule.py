@@ -284,6 +284,25 @@ def test_persistent_arrays_that_are_dropped_and_put_again_in_the_same_order_are_
     assert steps.expected() == "HGA"
 
 
+def test_gradients_are_known_again_after_a_step_that_made_the_state():
+    steps = LastingSteps()
+    steps.put("AB")
+    for step in range(2):
+        steps.get("AB")
+        steps.put("GH")
+        for gradient, state in ("GS", "HT"):
+            steps.get(gradient)
+            if step:
+                steps.get(state)
+            steps.schedule.drop(steps.entries.pop(gradient))
+            if not step:
+                steps.put(state)
+        steps.schedule.begin_step()
+    steps.get("AB")
+    steps.put("GH")
+    assert steps.expected() == "GSHTAB"
+
+
 def test_with_persistent_arrays_a_step_goes_on_after_the_last_other_was_dropped():
     steps = LastingSteps()
     steps.put("AB")
