@@ -1,5 +1,6 @@
 """The formats of an optimizer's state: float32, bfloat16, and 8 bits with a scale for each block of elements."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,11 +46,21 @@ def elements_each(key: str, names: Mapping[str, bool]) -> int:
     return BLOCK if key.endswith(_SCALE) and key.removesuffix(_SCALE) in names else 1
 
 
+def kind_of(state_format: str, is_signed: bool) -> str:
+    """Return how state is encoded in a format of fewer bits: a key of `KINDS`."""
+    return _KINDS[state_format][is_signed]
+
+
+def is_small(param: Any) -> bool:
+    """Return whether a parameter, of any framework, has so few elements or axes that its state stays exact."""
+    return len(param.shape) < 2 or math.prod(param.shape) < EXACT_BELOW
+
+
 def format_for(who: str, param: Tensor, wanted: str, keep_exact: bool) -> str:
     """Return the format of a parameter's state. Raises UnsupportedError for fewer bits on a CUDA device."""
     if wanted == EXACT or not param.is_floating_point() or param.itemsize > np.dtype(np.float32).itemsize:
         return EXACT
-    if keep_exact and (param.exact_state or param.ndim < 2 or param.numel() < EXACT_BELOW):
+    if keep_exact and (param.exact_state or is_small(param)):
         return EXACT
     if param.is_cuda:
         raise UnsupportedError(
@@ -61,9 +72,12 @@ def format_for(who: str, param: Tensor, wanted: str, keep_exact: bool) -> str:
 
 def nbytes_of(param: Tensor, state_format: str) -> int:
     """Return the bytes of a tensor of a parameter's state in a format."""
-    if state_format == EXACT:
-        return param.nbytes
-    return 2 * param.numel() if state_format == BF16 else param.numel() + 4 * -(-param.numel() // BLOCK)
+    return param.nbytes if state_format == EXACT else encoded_bytes(param.numel(), state_format)
+
+
+def encoded_bytes(count: int, state_format: str) -> int:
+    """Return the bytes of `count` elements of state in a format of fewer bits."""
+    return 2 * count if state_format == BF16 else count + 4 * -(-count // BLOCK)
 
 
 def zeros(name: str, param: Tensor, state_format: str, is_signed: bool) -> dict[str, Tensor]:
@@ -83,9 +97,9 @@ def taken(name: str, state: Mapping[str, Any], param: Tensor, is_signed: bool) -
     value: Tensor = state[name]
     scales = state.get(scale_name(name))
     if scales is not None:
-        return EncodedState(_KINDS[INT8][is_signed], value, scales)
+        return EncodedState(kind_of(INT8, is_signed), value, scales)
     if value.numpy_dtype == dtypes.bfloat16 != param.numpy_dtype:
-        return EncodedState(_KINDS[BF16][is_signed], value, None)
+        return EncodedState(kind_of(BF16, is_signed), value, None)
     return value
 
 
@@ -99,10 +113,10 @@ def converted(
         return dict(entries)
     array = value.numpy()
     if scales is not None:
-        array = state_codes.decode(Encoded(_KINDS[INT8][is_signed], array, scales.numpy()))
+        array = state_codes.decode(Encoded(kind_of(INT8, is_signed), array, scales.numpy()))
     if state_format == EXACT:
         return {name: to_dtype(Tensor.wrap(array), param.numpy_dtype)}
-    encoded = state_codes.encode(array, _KINDS[state_format][is_signed])
+    encoded = state_codes.encode(array, kind_of(state_format, is_signed), again=True)
     made = {name: Tensor.wrap(encoded.codes)}
     return made if encoded.scales is None else {**made, scale_name(name): Tensor.wrap(encoded.scales)}
 

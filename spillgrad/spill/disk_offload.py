@@ -13,7 +13,6 @@ from spillgrad.errors import ArgumentError, UnsupportedError
 from spillgrad.nn.module import Module
 from spillgrad.nn.parameter import Parameter
 from spillgrad.optim.optimizer import Optimizer
-from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.offload.building import offloading_what_is_registered
 from spillgrad.spill.offload.gathered import GatheringResidents
 from spillgrad.spill.offload.master import (
@@ -269,11 +268,6 @@ class disk_offload(OffloadOwner):
         state: str | None = None,
         master: str = "whole",
     ) -> None:
-        self._state_format = state
-        if state is not None:
-            require_format("disk_offload", state)
-            if optimizer is None:
-                raise ArgumentError(f"disk_offload: got state={state!r} without an optimizer; give one")
         if shard not in ("state", "all", None):
             raise ArgumentError(f"disk_offload: got shard={shard!r}; wanted 'state', 'all' or None")
         require_master(master)
@@ -304,6 +298,7 @@ class disk_offload(OffloadOwner):
             direct_io=direct_io,
             checksums=checksums,
             keep_journal=keep_journal,
+            state=state,
         )
 
     def _built_model(self, given: Any, residents: Any) -> Module:
@@ -315,11 +310,12 @@ class disk_offload(OffloadOwner):
 
     def _built_optimizer(self, given: Any) -> Any:
         optimizer: Any = super()._built_optimizer(given)
-        if self._state_format is not None:
-            optimizer.set_state_format(self._state_format)
         if self._master == NONE and optimizer is not None:
             round_at_random(optimizer)
         return optimizer
+
+    def _set_state_format(self, state_format: str) -> None:
+        self.optimizer.set_state_format(state_format)
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:

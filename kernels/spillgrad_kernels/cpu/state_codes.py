@@ -1,5 +1,6 @@
 """Optimizer state in fewer bits, decoded and encoded: whole arrays, and the runs of elements of a kernel."""
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -29,6 +30,9 @@ CHUNK = 4096
 NO_SIZE = np.int32(0)
 _NO_ENTRIES = np.zeros(0, np.int32)
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
+_LEAST_SHARE = SIGNED[0]
+# How far a quotient may be from the scale of which it was a product, in units of the last place.
+_ULPS = 1
 _MOST_SCALE = np.float32(np.finfo(np.float32).max)
 
 
@@ -90,13 +94,33 @@ def inverse_of(scale: Any) -> Any:
     return _ONE / scale if scale >= LEAST_SCALE else _ZERO
 
 
+@jitable
+def scale_again(some: Any, largest: Any, table: Any) -> Any:
+    """Return the bits of a block's scale under the signed map; `largest` are those of its largest absolute value.
+
+    Numbers that were decoded have the scale that they had, so that they get their codes again. Of a block whose largest
+    number is negative, this is another one than `largest`, because the map's least share is above -1.
+    """
+    size = of_bits(largest)
+    for k in range(-_ULPS, _ULPS + 1):
+        bits = size_bits(size / _LEAST_SHARE) + np.int32(k)
+        scale = of_bits(bits)
+        inverse = inverse_of(scale)
+        j = 0
+        while j < some.size and SIGNED[code_of(some[j] * inverse, table)] * scale == some[j]:
+            j += 1
+        if j == some.size and inverse > _ZERO:
+            return bits
+    return largest
+
+
 def _converter(kind: str, encodes: bool) -> Kernel:
     """Return the kernel that encodes, or decodes, runs of `CHUNK` elements."""
     decode, encode = CODERS[kind]
     has_scales = KINDS[kind].block > 0
     block = KINDS[kind].block or CHUNK
 
-    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any) -> None:
+    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any, again: Any) -> None:
         for chunk in range(start, stop):
             for begin in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, values.size), block):
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
@@ -105,6 +129,8 @@ def _converter(kind: str, encodes: bool) -> Kernel:
                     largest = NO_SIZE
                     for j in range(some.size):
                         largest = larger(largest, some[j])
+                    if kind == "signed" and again:
+                        largest = scale_again(some, largest, table)
                     if has_scales:
                         scale[0] = of_bits(largest)
                     inverse = inverse_of(of_bits(largest))
@@ -120,30 +146,38 @@ def _converter(kind: str, encodes: bool) -> Kernel:
 _CONVERTERS = {(kind, encodes): _converter(kind, encodes) for kind in KINDS for encodes in (False, True)}
 
 
-def encode(values: np.ndarray, kind: str) -> Encoded:
-    """Return float32 numbers encoded; `random` rounds to the nearest here, where nothing falls step by step."""
+def encode(
+    values: np.ndarray, kind: str, empty: Callable[..., np.ndarray] = buffers.empty, again: bool = False
+) -> Encoded:  # fmt: skip
+    """Return float32 numbers encoded; `random` rounds to the nearest here, where nothing falls step by step.
+
+    `empty` makes the arrays, from a shape and a dtype. With `again`, numbers that were decoded get the codes and scales
+    that they had, which a state dict needs.
+    """
     dtype, block = KINDS[kind]
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    codes = buffers.empty(values.shape, np.dtype(_CODES[dtype]))
-    scales = buffers.empty((-(-flat.size // block),), np.dtype(np.float32)) if block else None
-    _convert("nearest" if kind == "random" else kind, True, flat, codes, scales)
+    codes = empty(values.shape, np.dtype(_CODES[dtype]))
+    scales = empty((-(-flat.size // block),), np.dtype(np.float32)) if block else None
+    _convert("nearest" if kind == "random" else kind, True, flat, codes, scales, again)
     return Encoded(kind, codes, scales)
 
 
-def decode(encoded: Encoded) -> np.ndarray:
-    """Return the float32 numbers."""
+def decode(encoded: Encoded, empty: Callable[..., np.ndarray] = buffers.empty) -> np.ndarray:
+    """Return the float32 numbers, in an array that `empty` makes from a shape and a dtype."""
     kind, codes, scales = encoded
-    values = buffers.empty(codes.shape, np.dtype(np.float32))
+    values = empty(codes.shape, np.dtype(np.float32))
     scales = None if scales is None else np.ascontiguousarray(scales)
     _convert(kind, False, values.reshape(-1), np.ascontiguousarray(codes), scales)
     return values
 
 
-def _convert(kind: str, encodes: bool, flat: np.ndarray, codes: np.ndarray, scales: np.ndarray | None) -> None:
+def _convert(
+    kind: str, encodes: bool, flat: np.ndarray, codes: np.ndarray, scales: np.ndarray | None, again: bool = False
+) -> None:
     bits = codes.reshape(-1) if scales is not None else codes.reshape(-1).view(np.uint16)
     chunks = -(-flat.size // CHUNK)
     table = _NO_ENTRIES if scales is None else entries(kind)
-    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table)
+    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table, again)
 
 
 _CODES = {"uint8": np.uint8, "bfloat16": ml_dtypes.bfloat16}

@@ -1,20 +1,22 @@
 """Train a Paddle model whose parameters, gradients and optimizer state do not fit in RAM: they live in a store."""
 
 import contextlib
+import functools
 from typing import Any
 
 import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm
 
 from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.interop.encoded_state import EXACT_STATE, encoding_for
 from spillgrad.interop.paddle import frames
 from spillgrad.interop.paddle.building import (
     offloading_what_is_registered,
     require_offloadable,
     require_own_parameters,
 )
-from spillgrad.interop.paddle.needs import FRAMEWORK
-from spillgrad.interop.paddle.optimizer import clips_of, offload_optimizer, require_optimizer
+from spillgrad.interop.paddle.needs import FRAMEWORK, state_bytes_of, updated_state_bytes_of
+from spillgrad.interop.paddle.optimizer import ENCODABLE, clips_of, offload_optimizer, require_optimizer
 from spillgrad.interop.paddle.training import OffloadedTraining
 from spillgrad.spill.offload.owner import OffloadOwner
 from spillgrad.spill.offload.residents import Residents
@@ -62,6 +64,8 @@ class disk_offload(OffloadOwner):
         beyond the budget until the disk accepts them again.
     keep_journal : str or path, optional
         File for the journal, which `spillgrad inspect` reads.
+    state : {"float32", "bf16", "int8"}, optional
+        The format in which the state of `Adam`, `AdamW` or `Momentum` is stored; see Notes. By default, float32.
 
     Attributes
     ----------
@@ -111,12 +115,22 @@ class disk_offload(OffloadOwner):
     **In-place changes.** If a parameter that a graph has saved is changed before backward, backward raises an error;
     Paddle itself would compute with the new values. This holds for updates with `step_in_backward`, too.
 
+    **State in fewer bits.** With ``state="int8"``, moments and velocities are stored in 8 bits, in blocks of 256
+    elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of their parameter, and
+    in state dicts. State of embeddings, of parameters of fewer than 4096 elements, and of those with fewer than two
+    dimensions stays exact: ``optimizer.state_formats()`` shows which. The option `state` of a parameter group goes
+    before this argument.
+
     **State dicts.** ``model.state_dict()`` has the parameters themselves, which `paddle.save` and ``set_state_dict()``
     read one by one. ``optimizer.state_dict()`` has copies in RAM. The model, the optimizer and this object cannot be
     copied or pickled.
 
     **Not supported.** Devices other than the host, `paddle.jit.to_static`, ``use_multi_tensor=True`` and distributed
     parameters.
+
+    References
+    ----------
+    .. [1] Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", arXiv 2110.02861.
 
     Examples
     --------
@@ -148,6 +162,7 @@ class disk_offload(OffloadOwner):
     _clips_copies = False
     _copied_instead = "state_dict() of the model and of the optimizer"
     _training: OffloadedTraining
+    _encoding = EXACT_STATE
 
     def _require_options(self, has_optimizer: bool) -> None:
         super()._require_options(has_optimizer)
@@ -172,11 +187,20 @@ class disk_offload(OffloadOwner):
         if self._step_in_backward and any(isinstance(clip, ClipGradByGlobalNorm) for clip in clips):
             raise ArgumentError(f"disk_offload: got step_in_backward=True {_NO_NORM}")
 
+    def _set_state_format(self, state_format: str) -> None:
+        embeddings = (each for each in self.model.sublayers(True) if isinstance(each, paddle.nn.Embedding))
+        sensitive = {id(each.weight) for each in embeddings}
+        self._encoding = encoding = encoding_for("disk_offload", state_format, self.optimizer, ENCODABLE, sensitive)
+        self._framework = FRAMEWORK._replace(
+            state_bytes_of=functools.partial(state_bytes_of, encoding=encoding),
+            updated_state_bytes_of=functools.partial(updated_state_bytes_of, encoding=encoding),
+        )
+
     def _begin_training(self) -> OffloadedTraining:
         training = OffloadedTraining(self._residents, self._step_in_backward)
         training.take_model(self.model)
         if self.optimizer is not None:
-            offload_optimizer(self.optimizer, training, self._max_grad_norm)
+            offload_optimizer(self.optimizer, training, self._max_grad_norm, self._encoding)
             training.take_optimizer(self.optimizer)
         # If a backward fails, Paddle keeps the hook for its end, and with that hook the store, which must close.
         self._store.retire_with(self.model)

@@ -10,6 +10,7 @@ import paddle
 from paddle.base.framework import EagerParamBase
 from paddle.base.layer_helper import LayerHelper
 
+from spillgrad.interop.encoded_state import EXACT_STATE, StateEncoding
 from spillgrad.interop.paddle.stored_tensor import is_storable, nbytes_of
 from spillgrad.spill.offload.needs import Framework
 
@@ -34,25 +35,39 @@ def members(optimizer: Any) -> Iterator[tuple[Any, Any]]:
 
 
 _PROBED_SHAPE = (3, 5)
-# The bytes of state for each element of a parameter, by optimizer and dtype.
-_probed: weakref.WeakKeyDictionary[Any, dict[Any, float]] = weakref.WeakKeyDictionary()
+# The bytes of state for each element of a parameter, by optimizer, dtype and name of the state.
+_probed: weakref.WeakKeyDictionary[Any, dict[Any, dict[str, float]]] = weakref.WeakKeyDictionary()
 
 
-def state_bytes_of(optimizer: Any, parameter: Any, group: Any = None) -> int:
-    """Return the bytes of a parameter's state after its first update, whatever its group.
+def state_bytes_of(optimizer: Any, parameter: Any, group: Any = None, encoding: StateEncoding = EXACT_STATE) -> int:
+    """Return the bytes of a parameter's state after its first update, as they are stored.
 
     Return 0 for a parameter that stays in RAM.
     """
+    sizes = _sizes(optimizer, parameter)
+    return sum(encoding.stored_bytes(key, nbytes, parameter, group) for key, nbytes in sizes.items())
+
+
+def updated_state_bytes_of(
+    optimizer: Any, parameter: Any, group: Any = None, encoding: StateEncoding = EXACT_STATE
+) -> int:
+    """Return the bytes of a parameter's state that its update needs in RAM at once."""
+    sizes = _sizes(optimizer, parameter)
+    return sum(encoding.used_bytes(key, nbytes, parameter, group) for key, nbytes in sizes.items())
+
+
+def _sizes(optimizer: Any, parameter: Any) -> dict[str, int]:
     if not stored_bytes(parameter):
-        return 0
+        return {}
     known = _probed.setdefault(optimizer, {})
     if parameter.dtype not in known:
         known[parameter.dtype] = _probe(optimizer, parameter.dtype)
-    return math.ceil(known[parameter.dtype] * int(math.prod(parameter.shape)))
+    count = int(math.prod(parameter.shape))
+    return {key: math.ceil(nbytes * count) for key, nbytes in known[parameter.dtype].items()}
 
 
-def _probe(optimizer: Any, dtype: Any) -> float:
-    """Return the bytes of state for each element: those that the optimizer makes for a small parameter."""
+def _probe(optimizer: Any, dtype: Any) -> dict[str, float]:
+    """Return the bytes of state for each element, by name: those that the optimizer makes for a small parameter."""
     probe: Any = object.__new__(type(optimizer))
     vars(probe).update(vars(optimizer))
     probe._accumulators, probe._accumulators_holder = collections.defaultdict(dict), {}
@@ -62,9 +77,12 @@ def _probe(optimizer: Any, dtype: Any) -> float:
         parameter.set_value(paddle.zeros(_PROBED_SHAPE, dtype))
         probe.helper = LayerHelper(type(optimizer).__name__)
         probe._create_accumulators(paddle.static.default_main_program().global_block(), [parameter])
-    made = [tensor for some in probe._accumulators.values() for tensor in some.values()]
-    made += probe._master_weights.values()
-    return sum(nbytes_of(tensor) for tensor in made if math.prod(tensor.shape) > 1) / math.prod(_PROBED_SHAPE)
+    made = {**probe._accumulators, "master": probe._master_weights}
+    return {
+        key: sum(nbytes_of(tensor) for tensor in some.values() if math.prod(tensor.shape) > 1)
+        / math.prod(_PROBED_SHAPE)
+        for key, some in made.items()
+    }
 
 
 def _named_parameters(layer: Any, recurse: bool) -> list[tuple[str, Any]]:
@@ -74,7 +92,7 @@ def _named_parameters(layer: Any, recurse: bool) -> list[tuple[str, Any]]:
 FRAMEWORK = Framework(
     paddle.nn.Layer,
     state_bytes_of,
-    state_bytes_of,
+    updated_state_bytes_of,
     members=members,
     named_tensors=_named_parameters,
     nbytes_of=stored_bytes,

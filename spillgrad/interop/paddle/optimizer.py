@@ -10,15 +10,24 @@ import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue
 
 from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.interop.encoded_state import StateEncoding
 from spillgrad.interop.paddle.clipping import ClipByFactor, factor_and_norm, is_clipped
 from spillgrad.interop.paddle.frames import leave_stopped
-from spillgrad.interop.paddle.needs import is_offloaded, members, state_bytes_of
+from spillgrad.interop.paddle.needs import is_offloaded, members, updated_state_bytes_of
 from spillgrad.interop.paddle.stored_parameter import opened
 from spillgrad.interop.paddle.stored_tensor import StoredTensor, clear_memory, is_storable
 from spillgrad.interop.paddle.training import OffloadedTraining
+from spillgrad.spill.offload.encoded import StateStores
 
 # Paddle's ways to update: one parameter after the other.
 _STEPS = (paddle.optimizer.Optimizer.step, paddle.optimizer.Adam.step, paddle.optimizer.AdamW.step)
+_MOMENTS = {"moment1": True, "moment2": False, "moment2_max": False}
+# The optimizers whose state can have fewer bits, and which tensors of it may be negative.
+ENCODABLE = {
+    paddle.optimizer.Adam: _MOMENTS,
+    paddle.optimizer.AdamW: _MOMENTS,
+    paddle.optimizer.Momentum: {"velocity": True},
+}
 
 
 class OffloadedOptimizer:
@@ -121,8 +130,21 @@ class OffloadedOptimizer:
         """Return whether a parameter is one of the optimizer's."""
         return id(parameter) in self._groups
 
-    def _take_state(self, training: OffloadedTraining, max_grad_norm: float | None) -> None:
-        self._training, self._on_disk = training, {}
+    def state_formats(self) -> dict[str, str]:
+        """Return the format of the state of each parameter: "float32", "bf16" or "int8".
+
+        Returns
+        -------
+        dict
+            The formats, by the name of the parameter. "float32" is for state that is stored as it is.
+        """
+        return {parameter.name: self._encoding.format_of(parameter, group) for parameter, group in members(self)}
+
+    def _take_state(
+        self, training: OffloadedTraining, max_grad_norm: float | None, encoding: StateEncoding
+    ) -> None:  # fmt: skip
+        self._training, self._on_disk, self._encoding = training, {}, encoding
+        self._stores = StateStores(training.residents.store)
         self._clip_all = None if max_grad_norm is None else ClipGradByGlobalNorm(max_grad_norm)
         self._find_groups()
         self._put_all_away()
@@ -170,8 +192,8 @@ class OffloadedOptimizer:
         self._put_away(parameter)
 
     def _update_with(self, parameter: Any, clip: Any) -> None:
-        state = self._state_of(parameter)
-        made = 0 if state or not is_offloaded(parameter) else state_bytes_of(self, parameter)
+        state = list(self._state_of(parameter).values())
+        made = 0 if state or not is_offloaded(parameter) else updated_state_bytes_of(self, parameter)
         with contextlib.ExitStack() as undo:
             if made:
                 undo.enter_context(self._training.residents.store.room(made))
@@ -218,11 +240,11 @@ class OffloadedOptimizer:
             stored.updating_gradient = None
             self._training.residents.return_changed(with_last=True)
 
-    def _state_of(self, parameter: Any) -> list[Any]:
+    def _state_of(self, parameter: Any) -> dict[str, Any]:
         master = self._master_weights.get(parameter.name)
         names = [parameter.name] if master is None else [parameter.name, master.name]
-        state = [some[name] for some in self._accumulators.values() for name in names if name in some]
-        return state if master is None else [*state, master]
+        state = {key: some[name] for key, some in self._accumulators.items() for name in names if name in some}
+        return state if master is None else {**state, "master": master}
 
     @contextlib.contextmanager
     def _in_ram(self, state: list[Any]) -> Iterator[None]:
@@ -243,11 +265,13 @@ class OffloadedOptimizer:
 
     def _put_away(self, parameter: Any) -> None:
         """Move the tensors of a parameter's state to the store, except small ones."""
-        residents = self._training.residents
-        for tensor in self._state_of(parameter):
+        residents, group = self._training.residents, self._groups.get(id(parameter))
+        for key, tensor in self._state_of(parameter).items():
             if id(tensor) not in self._on_disk and is_storable(tensor):
                 label = self._training.label(parameter, tensor.name.removeprefix(f"{parameter.name}_"))
-                self._on_disk[id(tensor)] = tensor, StoredTensor(residents, tensor, label)
+                kind = self._encoding.kind_of(key, tensor.element_size(), parameter, group)
+                stored = StoredTensor(residents, tensor, label, self._stores.of(kind))
+                self._on_disk[id(tensor)] = tensor, stored
                 clear_memory(tensor)
         residents.return_changed(with_last=True)
 
@@ -255,7 +279,7 @@ class OffloadedOptimizer:
         self._training.residents.return_changed(with_last=True)
         for parameter, _ in members(self):
             self._put_away(parameter)
-        live = {id(tensor) for parameter, _ in members(self) for tensor in self._state_of(parameter)}
+        live = {id(tensor) for parameter, _ in members(self) for tensor in self._state_of(parameter).values()}
         for key in self._on_disk.keys() - live:
             del self._on_disk[key]
 
@@ -301,14 +325,16 @@ def clips_of(optimizer: Any) -> list[Any]:
     return [clip for clip in clips if clip is not None]
 
 
-def offload_optimizer(optimizer: Any, training: OffloadedTraining, max_grad_norm: float | None) -> None:
+def offload_optimizer(
+    optimizer: Any, training: OffloadedTraining, max_grad_norm: float | None, encoding: StateEncoding
+) -> None:  # fmt: skip
     """Change the class of an optimizer to the one for offloaded ones, and move its state to the store of `training`.
 
-    If `max_grad_norm` is given, all gradients are clipped together.
+    If `max_grad_norm` is given, all gradients are clipped together. The state is stored as `encoding` says.
     """
     kind: Any = type(optimizer)
     optimizer.__class__ = _offloaded(kind)
-    optimizer._take_state(training, max_grad_norm)
+    optimizer._take_state(training, max_grad_norm, encoding)
 
 
 @functools.cache

@@ -22,12 +22,15 @@ _DTYPES = frozenset([
 class StoredTensor(Resident):
     """The memory of a tensor, in a store."""
 
-    def __init__(self, residents: Residents, tensor: Any, label: Label) -> None:
-        """Copy a tensor to the store of `residents`. Raises the errors of `Store.put`."""
+    def __init__(self, residents: Residents, tensor: Any, label: Label, store: Any = None) -> None:
+        """Copy a tensor to the store of `residents`, or to `store`, which is made over that one.
+
+        Raises the errors of `Store.put`.
+        """
         array = buffers.empty(tuple(tensor.shape), numpy_dtype(_name_of(tensor)))
         array.reshape(-1).view(np.uint8)[:] = bytes_of(tensor)
-        handle = residents.store.put(array, label=label, persistent=True)
-        self.place(residents, residents.store, handle, array)
+        store = store or residents.store
+        self.place(residents, store, store.put(array, label=label, persistent=True), array)
 
     def give_to(self, tensor: Any) -> None:
         """Give a tensor the memory, which stays in RAM until the tensor and its views have lost it."""

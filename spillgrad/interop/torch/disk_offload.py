@@ -1,20 +1,26 @@
 """Train a PyTorch model whose parameters, gradients and optimizer state do not fit in RAM: they live on disk."""
 
 import contextlib
+import functools
 from typing import Any
 
 import torch
 
+from spillgrad.interop.encoded_state import EXACT_STATE, encoding_for
 from spillgrad.interop.torch.building import (
     offloading_what_is_registered,
     require_offloadable,
     require_own_parameters,
 )
-from spillgrad.interop.torch.optimizer import offloaded_class, require_optimizer
+from spillgrad.interop.torch.optimizer import ENCODABLE, offloaded_class, require_optimizer
+from spillgrad.interop.torch.state_sizes import state_bytes_of, updated_state_bytes_of
 from spillgrad.interop.torch.training import FRAMEWORK, OffloadedTraining, TorchResidents
 from spillgrad.spill.offload.owner import OffloadOwner
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store_owner import MIN_BYTES
+
+# Their weights' updates are sparse, so that one block may have state of very different sizes.
+_EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class disk_offload(OffloadOwner):
@@ -54,6 +60,8 @@ class disk_offload(OffloadOwner):
         beyond the budget until the disk accepts them again.
     keep_journal : str or path, optional
         File for the journal, which `spillgrad inspect` reads.
+    state : {"float32", "bf16", "int8"}, optional
+        The format in which the state of `Adam`, `AdamW` or `SGD` is stored; see Notes. By default, float32.
 
     Attributes
     ----------
@@ -99,6 +107,12 @@ class disk_offload(OffloadOwner):
     **Clipping.** ``optimizer.step()`` clips just before each update: it scales a copy, and the gradients on disk stay
     unchanged. With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends.
 
+    **State in fewer bits.** With ``state="int8"``, moments and momentum of float32 parameters are stored in 8 bits, in
+    blocks of 256 elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of a piece
+    of a parameter, of 16 MiB at most, and in state dicts. State of embeddings, of parameters of fewer than 4096
+    elements, and of those with fewer than two dimensions stays exact: ``optimizer.state_formats()`` shows which. The
+    option `state` of a parameter group goes before this argument.
+
     **State dicts.** The tensors of ``model.state_dict()`` and ``optimizer.state_dict()`` are copies in files without a
     name, which the system reads as they are used: ``torch.save`` and ``save_file`` need little RAM. In RAM, the tensors
     of a state dict would change with the model. ``load_state_dict()`` loads parameter by parameter.
@@ -115,6 +129,10 @@ class disk_offload(OffloadOwner):
     fast paths, whose results differ in the last digits, and in rows that are masked.
     ``checkpoint(..., use_reentrant=False)`` raises CheckpointError if a parameter is among its arguments; let the
     function read the parameter.
+
+    References
+    ----------
+    .. [1] Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", arXiv 2110.02861.
 
     Examples
     --------
@@ -142,6 +160,7 @@ class disk_offload(OffloadOwner):
     _hands_gradients_over = True
     _copied_instead = "model.state_dict() and optimizer.state_dict()"
     _residents: TorchResidents
+    _encoding = EXACT_STATE
 
     def _residents_of(self, store: DiskStore) -> TorchResidents:
         return TorchResidents(store)
@@ -156,6 +175,15 @@ class disk_offload(OffloadOwner):
         require_optimizer("disk_offload", optimizer)
         require_own_parameters("disk_offload", self.model, optimizer)
 
+    def _set_state_format(self, state_format: str) -> None:
+        embeddings = (each for each in self.model.modules() if isinstance(each, _EMBEDDINGS))
+        sensitive = {id(param) for each in embeddings for param in each.parameters(recurse=False)}
+        self._encoding = encoding = encoding_for("disk_offload", state_format, self.optimizer, ENCODABLE, sensitive)
+        self._framework = FRAMEWORK._replace(
+            state_bytes_of=functools.partial(state_bytes_of, encoding=encoding),
+            updated_state_bytes_of=functools.partial(updated_state_bytes_of, encoding=encoding),
+        )
+
     def _begin_training(self) -> OffloadedTraining:
         training = OffloadedTraining(self._residents, self._step_in_backward, self._max_grad_norm)
         training.take_model(self.model)
@@ -163,5 +191,5 @@ class disk_offload(OffloadOwner):
             with offloaded_class("disk_offload", self.optimizer):
                 self.optimizer._store = self._store
             training.take_optimizer(self.optimizer)
-            self.optimizer._take_state(training, MIN_BYTES)
+            self.optimizer._take_state(training, MIN_BYTES, self._encoding)
         return training

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.interop.encoded_state import StateEncoding, encoding_for
 from spillgrad.interop.torch.memory import is_plain, layout_of
 from spillgrad.interop.torch.pieces import (
     Piece,
@@ -20,13 +21,17 @@ from spillgrad.interop.torch.pieces import (
     stored_in_pieces,
 )
 from spillgrad.interop.torch.stored_tensor import StoredTensor
+from spillgrad.optim.adam import Adam
+from spillgrad.optim.sgd import SGD
+from spillgrad.spill.offload.encoded import StateStores
+from spillgrad.spill.offload.needs import GroupFinder, members
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
 from spillgrad.storage.store_owner import MIN_BYTES, StoreOwner
 
-# The most elements along an axis of the parameter by which `state_bytes_of` measures.
-_PROBE_SIZE = 4
+# The optimizers whose state can have fewer bits, and which tensors of it may be negative: as in `spillgrad.optim`.
+ENCODABLE = {torch.optim.Adam: Adam.encodable, torch.optim.AdamW: Adam.encodable, torch.optim.SGD: SGD.encodable}
 
 
 class _State:
@@ -103,6 +108,7 @@ class OffloadedOptimizer(StoreOwner):
     _step_of_class: Callable[..., Any]
     _min_bytes: int
     _context: StepContext
+    _encoding: StateEncoding
 
     def state_dict(self) -> Any:
         """Return the state dict of the original optimizer class, with copies of all tensors.
@@ -120,7 +126,7 @@ class OffloadedOptimizer(StoreOwner):
             for param, state in on_disk.items():
                 is_ones = isinstance(param, torch.Tensor)
                 self.state[param] = (
-                    {key: _copied(value) for key, value in _as_they_are(state).items()} if is_ones else state
+                    {key: _copied(value) for key, value in as_they_are(state).items()} if is_ones else state
                 )
             return super().state_dict()  # type: ignore[misc]
         finally:
@@ -143,9 +149,20 @@ class OffloadedOptimizer(StoreOwner):
             "pickle state_dict()"
         )
 
-    def _take_state(self, context: StepContext, min_bytes: int) -> None:
+    def state_formats(self) -> dict[Any, str]:
+        """Return the format of the state of each parameter: "float32", "bf16" or "int8".
+
+        Returns
+        -------
+        dict
+            The formats, by parameter. "float32" is for state that is stored as it is.
+        """
+        return {param: self._encoding.format_of(param, group) for param, group in members(self)}
+
+    def _take_state(self, context: StepContext, min_bytes: int, encoding: StateEncoding) -> None:
         """Move the state to the store of `context`, except tensors of fewer than `min_bytes` bytes."""
-        self._context, self._min_bytes = context, min_bytes
+        self._context, self._min_bytes, self._encoding = context, min_bytes, encoding
+        self._stores, self._groups = StateStores(context.residents.store), GroupFinder()
         self._changed_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._put_all_away()
 
@@ -206,7 +223,7 @@ class OffloadedOptimizer(StoreOwner):
         """
         before = {
             key: value.copy() if isinstance(value, StoredPieces) and value.count != count else value
-            for key, value in _as_they_are(self.state.get(param, {})).items()
+            for key, value in as_they_are(self.state.get(param, {})).items()
         }
         after: dict[str, Any] = {}
         for piece in pieces_of(param, count):
@@ -219,7 +236,7 @@ class OffloadedOptimizer(StoreOwner):
             finally:
                 self._put_away(piece.param, lent, piece_of=param)
                 self._context.residents.leave(id(piece.param))
-                values = _as_they_are(self.state.pop(piece.param, {}))
+                values = as_they_are(self.state.pop(piece.param, {}))
             for key, value in values.items():
                 if isinstance(value, StoredTensor):
                     known = before.get(key)
@@ -245,7 +262,7 @@ class OffloadedOptimizer(StoreOwner):
         if param in self.state:
             values = {
                 key: value.copy() if isinstance(value, StoredPieces) else value
-                for key, value in _as_they_are(self.state[param]).items()
+                for key, value in as_they_are(self.state[param]).items()
             }
             self.state[param] = values
         lent = self._lent(param)
@@ -272,9 +289,10 @@ class OffloadedOptimizer(StoreOwner):
         if param not in self.state:
             return
         # In place: a tensor taken back must have no other reference, and a tensor that the store refuses stays in RAM.
-        values = _as_they_are(self.state[param])
+        values = as_they_are(self.state[param])
         self.state[param] = _State(values)
-        count = piece_elements(self._kind, param)
+        count, owner = piece_elements(self._kind, param), param if piece_of is None else piece_of
+        group = self._groups.of(self, owner)
         for key in list(values):
             known, value = lent.get(key), values[key]
             if known is not None and value is known.lent:
@@ -284,12 +302,14 @@ class OffloadedOptimizer(StoreOwner):
                 continue
             if not isinstance(value, torch.Tensor) or not is_plain(value):
                 continue
-            label = self._context.label(param if piece_of is None else piece_of, str(key))
+            label = self._context.label(owner, str(key))
             is_of_shape = value.shape == param.shape
+            kind = self._encoding.kind_of(key, value.element_size(), owner, group) if is_of_shape else None
+            store = self._stores.of(kind)
             if count and is_of_shape and value.is_contiguous():
-                values[key] = stored_in_pieces(self._context.residents, value, count, label)
+                values[key] = stored_in_pieces(self._context.residents, value, count, label, store)
             elif is_of_shape if piece_of is not None else layout_of(value).span_bytes >= max(1, self._min_bytes):
-                values[key] = StoredTensor(self._context.residents, value, label)
+                values[key] = StoredTensor(self._context.residents, value, label, store)
         self._context.residents.return_changed(with_last=True)
 
     def _put_all_away(self) -> None:
@@ -308,11 +328,12 @@ def disk_offload_optimizer(
     checksums: bool = True,
     on_full: str = "raise",
     keep_journal: str | os.PathLike[str] | None = None,
+    state: str | None = None,
 ) -> Any:
     """Keep the state of a PyTorch optimizer on disk, with at most `ram_budget` bytes of it in RAM.
 
-    The state of the parameter that is being updated comes on top of the budget. Results are the same, bit for bit, also
-    with `foreach` and `fused`.
+    The state of the parameter that is being updated comes on top of the budget. Unless `state` asks for fewer bits,
+    results are the same, bit for bit, also with `foreach` and `fused`.
 
     Parameters
     ----------
@@ -334,6 +355,9 @@ def disk_offload_optimizer(
         beyond the budget until the disk accepts them again.
     keep_journal : str or path, optional
         File for the journal, which `spillgrad inspect` reads.
+    state : {"float32", "bf16", "int8"}, optional
+        The format in which the state of `Adam`, `AdamW` or `SGD` is stored, as for `disk_offload`; by default, float32.
+        Which parameters are embeddings is not known here: give their group ``"state": "float32"``.
 
     Returns
     -------
@@ -345,7 +369,7 @@ def disk_offload_optimizer(
     ------
     ArgumentError
         For an optimizer that updates all parameters together (LBFGS), is differentiable, is offloaded already, or has
-        another `step` than its class.
+        another `step` than its class; for a `state` that is no format, or that the optimizer does not have.
     OperandError
         If `optimizer` is no PyTorch optimizer.
     BudgetError
@@ -373,6 +397,8 @@ def disk_offload_optimizer(
     """
     who = "disk_offload_optimizer"
     smallest = parse_bytes(min_bytes)
+    require_optimizer(who, optimizer)
+    encoding = encoding_for(who, state, optimizer, ENCODABLE)
     with offloaded_class(who, optimizer):
         optimizer._open_store(
             who,
@@ -383,7 +409,7 @@ def disk_offload_optimizer(
             on_full=on_full,
             keep_journal=keep_journal,
         )
-    optimizer._take_state(StepContext(Residents(optimizer._store)), smallest)
+    optimizer._take_state(StepContext(Residents(optimizer._store)), smallest, encoding)
     return optimizer
 
 
@@ -426,7 +452,7 @@ def offloaded_class(who: str, optimizer: Any) -> Iterator[None]:
 @functools.cache
 def _offloaded(kind: Any) -> Any:
     """Return the class for offloaded optimizers of the class `kind`."""
-    update = _without_hooks(kind.step)
+    update = without_hooks(kind.step)
 
     @functools.wraps(update)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -439,47 +465,13 @@ def _offloaded(kind: Any) -> Any:
     return type(f"Offloaded{kind.__name__}", (OffloadedOptimizer, kind), methods)
 
 
-def _without_hooks(step: Any) -> Any:
+def without_hooks(step: Any) -> Any:
     """Return the `step` of a class of optimizers, without PyTorch's wrapper, which calls the hooks around steps."""
     return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
-def state_bytes_of(optimizer: Any, param: Any, group: dict[str, Any]) -> int:
-    """Return the bytes of the tensors in a parameter's state that are as large as it, also before its first update.
-
-    Return 0 for an optimizer that cannot update a small dense parameter.
-    """
-    there = _as_they_are(optimizer.state.get(param, {})).values()
-    there_bytes = sum(value.nbytes for value in there if isinstance(value, torch.Tensor | StoredTensor | StoredPieces))
-    if there_bytes or not param.requires_grad:
-        return there_bytes
-    shape = tuple(min(size, _PROBE_SIZE) for size in param.shape)
-    probe = torch.nn.Parameter(torch.ones(shape, dtype=param.dtype))
-    probe.grad = torch.ones_like(probe)
-    # The optimizer itself, and the states of the other parameters, must stay as they are.
-    other = object.__new__(type(optimizer))
-    vars(other).update(
-        vars(optimizer), state=collections.defaultdict(dict), param_groups=[{**group, "params": [probe]}]
-    )
-    kind: Any = type(optimizer)
-    step = kind._step_of_class if isinstance(optimizer, OffloadedOptimizer) else _without_hooks(kind.step)
-    try:
-        step(other)
-    except Exception:  # such as SparseAdam's, for a dense gradient; what is wrong shows in the first step
-        return 0
-    sizes = [value.nbytes for value in other.state[probe].values() if getattr(value, "shape", None) == probe.shape]
-    return param.nbytes * sum(sizes) // probe.nbytes if probe.ndim else 0
-
-
-def updated_state_bytes_of(optimizer: Any, param: Any, group: dict[str, Any]) -> int:
-    """Return the bytes of a parameter's state that its update needs in RAM at once."""
-    kind = optimizer._kind if isinstance(optimizer, OffloadedOptimizer) else type(optimizer)
-    count = piece_elements(kind, param)
-    nbytes = state_bytes_of(optimizer, param, group)
-    return nbytes * count // param.numel() if count else nbytes
-
-
-def _as_they_are(state: Any) -> Any:
+def as_they_are(state: Any) -> Any:
+    """Return a parameter's state without reading what is in the store."""
     return state.values_there if isinstance(state, _State) else state
 
 

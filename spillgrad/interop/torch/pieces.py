@@ -93,7 +93,9 @@ def _memory(tensor: Any) -> Any:
     return tensor._stored.memory if isinstance(tensor, OffloadedTensor) else tensor.detach()
 
 
-def stored_in_pieces(residents: Residents, tensor: Any, count: int, label: Label) -> StoredPieces:
-    """Move a contiguous tensor to a store, in pieces of `count` elements each. Raises the errors of `Store.put`."""
-    pieces = [StoredTensor(residents, part, label) for part in tensor.view(-1).split(count)]
+def stored_in_pieces(
+    residents: Residents, tensor: Any, count: int, label: Label, store: Any = None
+) -> StoredPieces:  # fmt: skip
+    """Move a contiguous tensor to a store, as `StoredTensor` does, in pieces of `count` elements each."""
+    pieces = [StoredTensor(residents, part, label, store) for part in tensor.view(-1).split(count)]
     return StoredPieces(pieces, tensor.shape, count)

@@ -22,8 +22,11 @@ from spillgrad_kernels.memory import buffers
 class StoredTensor(Resident):
     """A tensor in a store; `lent` is the tensor that `lend_tensor` returned until `take_back`, else None."""
 
-    def __init__(self, residents: Residents, tensor: Any, label: Label) -> None:
-        """Copy a tensor to the store of `residents`. Raises the errors of `Store.put`."""
+    def __init__(self, residents: Residents, tensor: Any, label: Label, store: Any = None) -> None:
+        """Copy a tensor to the store of `residents`, or to `store`, which is made over that one.
+
+        Raises the errors of `Store.put`.
+        """
         layout = layout_of(tensor)
         source = bytes_of(tensor.untyped_storage(), layout.offset, layout.span_bytes)
         self._device, self._layout = tensor.device, layout._replace(offset=0)
@@ -32,8 +35,8 @@ class StoredTensor(Resident):
         dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
         array = buffers.empty(shape, dtype)
         view_of_bytes(array).copy_(source)
-        handle = residents.store.put(array, label=label, persistent=True)
-        self.place(residents, residents.store, handle, array)
+        store = store or residents.store
+        self.place(residents, store, store.put(array, label=label, persistent=True), array)
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,8 @@ from spillgrad.interop.torch.offloaded_tensor import (
     pop_hooks,
     push_hooks,
 )
-from spillgrad.interop.torch.optimizer import StepContext, state_bytes_of, updated_state_bytes_of
+from spillgrad.interop.torch.optimizer import StepContext
+from spillgrad.interop.torch.state_sizes import state_bytes_of, updated_state_bytes_of
 from spillgrad.spill.offload.needs import Framework, GroupFinder, members
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.store import Label

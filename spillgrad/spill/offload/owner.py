@@ -6,6 +6,7 @@ import weakref
 from typing import Any, ClassVar
 
 from spillgrad.errors import ArgumentError, BudgetError, OperandError, SpillError
+from spillgrad.optim.state_formats import require_format
 from spillgrad.spill.offload.needs import (
     ALONE,
     DiskNeed,
@@ -59,9 +60,10 @@ class OffloadOwner(StoreOwner):
         checksums: bool = True,
         on_full: str = "raise",
         keep_journal: str | os.PathLike[str] | None = None,
+        state: str | None = None,
     ) -> None:
         """Offload a model. A framework's `disk_offload` explains the arguments."""
-        self._step_in_backward, self._max_grad_norm = step_in_backward, max_grad_norm
+        self._step_in_backward, self._max_grad_norm, self._state_format = step_in_backward, max_grad_norm, state
         self._require_options(has_optimizer=optimizer is not None)
         budget_bytes = parse_bytes(ram_budget)
 
@@ -85,6 +87,8 @@ class OffloadOwner(StoreOwner):
                 undo.callback(found.store.close)  # nobody else uses it
             self.model = self._built_model(model, found)
             self.optimizer = self._built_optimizer(optimizer)
+            if state is not None:
+                self._set_state_format(state)
             self._require_budgets(budget_bytes)
             self._residents = found or residents()
             self._store = self._residents.store
@@ -105,6 +109,10 @@ class OffloadOwner(StoreOwner):
         if not has_optimizer and (self._step_in_backward or self._max_grad_norm is not None):
             given = "step_in_backward=True" if self._step_in_backward else f"max_grad_norm={self._max_grad_norm}"
             raise ArgumentError(f"disk_offload: got {given} without an optimizer; give one")
+        if self._state_format is not None:
+            require_format("disk_offload", self._state_format)
+            if not has_optimizer:
+                raise ArgumentError(f"disk_offload: got state={self._state_format!r} without an optimizer; give one")
         norm = self._max_grad_norm
         if norm is not None and not (isinstance(norm, int | float) and norm >= 0):
             raise ArgumentError(f"disk_offload: got max_grad_norm={norm!r}; wanted a number, not negative")
@@ -123,6 +131,10 @@ class OffloadOwner(StoreOwner):
 
     def _require_free_optimizer(self, optimizer: Any) -> None:
         """Raise ArgumentError or OperandError if the optimizer's state cannot be offloaded."""
+        raise NotImplementedError
+
+    def _set_state_format(self, state_format: str) -> None:
+        """Keep the optimizer's state in a format. Raises ArgumentError for an optimizer whose state has no other."""
         raise NotImplementedError
 
     def _begin_training(self) -> Any:

@@ -91,6 +91,16 @@ def test_every_code_is_encoded_again_as_it_was(kind):
 
 
 @pytest.mark.parametrize("kind", SHARES)
+def test_decoded_numbers_get_their_codes_and_scales_again(kind):
+    values = draw((3000 * BLOCK + 17,), 5, kind) * np.repeat(np.logspace(-30, 30, 3001), BLOCK)[: 3000 * BLOCK + 17]
+    encoded = state_codes.encode(values.astype(np.float32), kind)
+    decoded = state_codes.decode(encoded)
+    again = state_codes.encode(decoded, kind, again=True)
+    np.testing.assert_array_equal(again.codes, encoded.codes)
+    np.testing.assert_array_equal(again.scales, encoded.scales)
+
+
+@pytest.mark.parametrize("kind", SHARES)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_number_that_is_not_finite_leaves_no_finite_one_in_its_block(kind, value):
     values = np.abs(draw((3 * BLOCK,), 2))

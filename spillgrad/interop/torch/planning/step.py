@@ -22,9 +22,9 @@ from spillgrad.errors import ArgumentError
 from spillgrad.interop.arrays import MIN_BYTES
 from spillgrad.interop.torch.cross_entropy import LeanCrossEntropy
 from spillgrad.interop.torch.memory import is_of_leaf, layout_of
-from spillgrad.interop.torch.optimizer import state_bytes_of, updated_state_bytes_of
 from spillgrad.interop.torch.planning.shadow import Shadows, WithoutValues
 from spillgrad.interop.torch.planning.speeds import Work
+from spillgrad.interop.torch.state_sizes import state_bytes_of, updated_state_bytes_of
 from spillgrad.spill.keep_or_spill import outcome_in_ram
 from spillgrad.spill.offload.needs import members
 from spillgrad.storage.residency.belady import PHASES, Event, Item
