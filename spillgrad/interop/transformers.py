@@ -36,6 +36,7 @@ def load(
     checksums: bool = True,
     on_full: str = "raise",
     keep_journal: str | os.PathLike[str] | None = None,
+    state: str | None = None,
     model_class: Any = None,
     **arguments: Any,
 ) -> disk_offload:
@@ -48,7 +49,7 @@ def load(
     optimizer : torch.optim.Optimizer or callable, optional
         As for `spillgrad.interop.torch.disk_offload`: a function that makes the optimizer from the list of parameters
         that require gradients.
-    directory, ram_budget, step_in_backward, max_grad_norm, direct_io, checksums, on_full, keep_journal : optional
+    directory, ram_budget, step_in_backward, max_grad_norm, direct_io, checksums, on_full, keep_journal, state : optional
         As for `spillgrad.interop.torch.disk_offload`.
     model_class : type, optional
         Class of transformers whose ``from_pretrained`` loads the model. By default, AutoModelForCausalLM.
@@ -115,6 +116,7 @@ def load(
         checksums=checksums,
         on_full=on_full,
         keep_journal=keep_journal,
+        state=state,
     )
 
 

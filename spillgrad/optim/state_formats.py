@@ -116,7 +116,7 @@ def converted(
         array = state_codes.decode(Encoded(kind_of(INT8, is_signed), array, scales.numpy()))
     if state_format == EXACT:
         return {name: to_dtype(Tensor.wrap(array), param.numpy_dtype)}
-    encoded = state_codes.encode(array, kind_of(state_format, is_signed), again=True)
+    encoded = state_codes.encode(array, kind_of(state_format, is_signed), recovers_scales=True)
     made = {name: Tensor.wrap(encoded.codes)}
     return made if encoded.scales is None else {**made, scale_name(name): Tensor.wrap(encoded.scales)}
 

@@ -53,7 +53,9 @@ def in_ram(make: Optimizer, steps: int) -> tuple[Any, Any]:
         step_of(whole, optimizer, step)
         for key, tensors in optimizer._accumulators.items():
             for parameter in encoded(whole) if key in SIGNS else ():
-                codes = state_codes.encode(tensors[parameter.name].numpy(), kind_of("int8", SIGNS[key]), again=True)
+                codes = state_codes.encode(
+                    tensors[parameter.name].numpy(), kind_of("int8", SIGNS[key]), recovers_scales=True
+                )
                 tensors[parameter.name].set_value(state_codes.decode(codes))
     return whole, optimizer
 

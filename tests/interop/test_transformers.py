@@ -219,6 +219,15 @@ def test_a_model_is_loaded_to_disk_trained_and_saved(tmp_path: Path, directory: 
     )
 
 
+def test_the_state_of_a_loaded_model_s_optimizer_has_fewer_bits(tmp_path: Path, directory: Path):
+    gpt(192).save_pretrained(tmp_path / "model")
+    offload = load(tmp_path / "model", torch.optim.AdamW, directory, ram_budget="3MiB", state="int8")
+    trainer(tmp_path, [SaveOnDiskCallback(offload)], offload.optimizer, offload.model).train()
+    formats = {name: offload.optimizer.state_formats()[each] for name, each in offload.model.named_parameters()}
+    assert formats["transformer.h.0.mlp.c_fc.weight"] == "int8"
+    assert formats["transformer.wte.weight"] == formats["transformer.h.0.mlp.c_fc.bias"] == "float32"
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     with pytest.raises(ArgumentError, match=r"load: got '.*none'; wanted a folder that save_pretrained wrote"):
         load(tmp_path / "none", ram_budget="1GiB")

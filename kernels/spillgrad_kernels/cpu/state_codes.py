@@ -1,5 +1,6 @@
 """Optimizer state in fewer bits, decoded and encoded: whole arrays, and the runs of elements of a kernel."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,11 +96,11 @@ def inverse_of(scale: Any) -> Any:
 
 
 @jitable
-def scale_again(some: Any, largest: Any, table: Any) -> Any:
-    """Return the bits of a block's scale under the signed map; `largest` are those of its largest absolute value.
+def recovered_scale(some: Any, largest: Any, table: Any) -> Any:
+    """Return the bits of the scale with which the signed map decoded a block, if it did; else `largest`.
 
-    Numbers that were decoded have the scale that they had, so that they get their codes again. Of a block whose largest
-    number is negative, this is another one than `largest`, because the map's least share is above -1.
+    `largest` are the bits of the block's largest absolute value, which is the scale unless that number is negative:
+    the map's least share is above -1.
     """
     size = of_bits(largest)
     for k in range(-_ULPS, _ULPS + 1):
@@ -120,7 +121,7 @@ def _converter(kind: str, encodes: bool) -> Kernel:
     has_scales = KINDS[kind].block > 0
     block = KINDS[kind].block or CHUNK
 
-    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any, again: Any) -> None:
+    def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any, recovers: Any) -> None:
         for chunk in range(start, stop):
             for begin in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, values.size), block):
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
@@ -129,8 +130,8 @@ def _converter(kind: str, encodes: bool) -> Kernel:
                     largest = NO_SIZE
                     for j in range(some.size):
                         largest = larger(largest, some[j])
-                    if kind == "signed" and again:
-                        largest = scale_again(some, largest, table)
+                    if kind == "signed" and recovers:
+                        largest = recovered_scale(some, largest, table)
                     if has_scales:
                         scale[0] = of_bits(largest)
                     inverse = inverse_of(of_bits(largest))
@@ -146,38 +147,41 @@ def _converter(kind: str, encodes: bool) -> Kernel:
 _CONVERTERS = {(kind, encodes): _converter(kind, encodes) for kind in KINDS for encodes in (False, True)}
 
 
-def encode(
-    values: np.ndarray, kind: str, empty: Callable[..., np.ndarray] = buffers.empty, again: bool = False
-) -> Encoded:  # fmt: skip
-    """Return float32 numbers encoded; `random` rounds to the nearest here, where nothing falls step by step.
-
-    `empty` makes the arrays, from a shape and a dtype. With `again`, numbers that were decoded get the codes and scales
-    that they had, which a state dict needs.
-    """
+def empty(kind: str, shape: tuple[int, ...]) -> Encoded:
+    """Return uninitialized codes, and scales if the kind has them, for an array of this shape."""
     dtype, block = KINDS[kind]
+    scales = buffers.empty((-(-math.prod(shape) // block),), np.dtype(np.float32)) if block else None
+    return Encoded(kind, buffers.empty(shape, np.dtype(_CODES[dtype])), scales)
+
+
+def encode(values: np.ndarray, kind: str, into: Encoded | None = None, recovers_scales: bool = False) -> Encoded:
+    """Return float32 numbers encoded, in C-contiguous arrays `into` if given.
+
+    `random` rounds to the nearest here. With `recovers_scales`, numbers that were decoded get the codes and scales that
+    they had, also in blocks whose largest number is negative: the signed map lacks -1, so they have lost their scale.
+    """
+    encoded = empty(kind, values.shape) if into is None else into
     flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-    codes = empty(values.shape, np.dtype(_CODES[dtype]))
-    scales = empty((-(-flat.size // block),), np.dtype(np.float32)) if block else None
-    _convert("nearest" if kind == "random" else kind, True, flat, codes, scales, again)
-    return Encoded(kind, codes, scales)
+    _convert("nearest" if kind == "random" else kind, True, flat, encoded.codes, encoded.scales, recovers_scales)
+    return encoded
 
 
-def decode(encoded: Encoded, empty: Callable[..., np.ndarray] = buffers.empty) -> np.ndarray:
-    """Return the float32 numbers, in an array that `empty` makes from a shape and a dtype."""
+def decode(encoded: Encoded, new: Callable[..., np.ndarray] = buffers.empty) -> np.ndarray:
+    """Return the float32 numbers, in an array that `new` makes from a shape and a dtype."""
     kind, codes, scales = encoded
-    values = empty(codes.shape, np.dtype(np.float32))
+    values = new(codes.shape, np.dtype(np.float32))
     scales = None if scales is None else np.ascontiguousarray(scales)
     _convert(kind, False, values.reshape(-1), np.ascontiguousarray(codes), scales)
     return values
 
 
 def _convert(
-    kind: str, encodes: bool, flat: np.ndarray, codes: np.ndarray, scales: np.ndarray | None, again: bool = False
+    kind: str, encodes: bool, flat: np.ndarray, codes: np.ndarray, scales: np.ndarray | None, recovers: bool = False
 ) -> None:
     bits = codes.reshape(-1) if scales is not None else codes.reshape(-1).view(np.uint16)
     chunks = -(-flat.size // CHUNK)
     table = _NO_ENTRIES if scales is None else entries(kind)
-    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table, again)
+    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table, recovers)
 
 
 _CODES = {"uint8": np.uint8, "bfloat16": ml_dtypes.bfloat16}

@@ -8,6 +8,7 @@ import paddle
 from paddle.nn.clip import ClipGradByGlobalNorm
 
 from spillgrad.errors import ArgumentError, OperandError
+from spillgrad.interop.arrays import MIN_BYTES
 from spillgrad.interop.encoded_state import EXACT_STATE, encoding_for
 from spillgrad.interop.paddle import frames
 from spillgrad.interop.paddle.building import (
@@ -15,7 +16,7 @@ from spillgrad.interop.paddle.building import (
     require_offloadable,
     require_own_parameters,
 )
-from spillgrad.interop.paddle.needs import FRAMEWORK, state_bytes_of, updated_state_bytes_of
+from spillgrad.interop.paddle.needs import FRAMEWORK, members, state_bytes_of, updated_state_bytes_of
 from spillgrad.interop.paddle.optimizer import ENCODABLE, clips_of, offload_optimizer, require_optimizer
 from spillgrad.interop.paddle.training import OffloadedTraining
 from spillgrad.spill.offload.owner import OffloadOwner
@@ -32,7 +33,7 @@ class disk_offload(OffloadOwner):
 
     A layer's parameters are read before the layer runs; once a step has shown the order of use, they are read ahead of
     time. After an update they are written back. The model, the optimizer and the training loop stay as they are, and
-    all values are bit for bit those of training in RAM.
+    all values are bit for bit those of training in RAM, unless `state` asks for fewer bits.
 
     Parameters
     ----------
@@ -85,8 +86,8 @@ class disk_offload(OffloadOwner):
     ArgumentError
         If `model` is no layer, or `optimizer` no optimizer; if a parameter shares memory with another one, or is
         offloaded already; if the optimizer has parameters that the model lacks, updates its parameters together as
-        LBFGS does, or has another way to clip than Paddle's; if `max_grad_norm` is negative; or if arguments exclude
-        each other.
+        LBFGS does, has another way to clip than Paddle's, or no state in the format `state`; if `max_grad_norm` is
+        negative; or if arguments exclude each other.
     OperandError
         If a parameter is not in host memory.
     SpillError
@@ -117,9 +118,8 @@ class disk_offload(OffloadOwner):
 
     **State in fewer bits.** With ``state="int8"``, moments and velocities are stored in 8 bits, in blocks of 256
     elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of their parameter, and
-    in state dicts. State of embeddings, of parameters of fewer than 4096 elements, and of those with fewer than two
-    dimensions stays exact: ``optimizer.state_formats()`` shows which. The option `state` of a parameter group goes
-    before this argument.
+    in state dicts. State of embeddings, of parameters with fewer than two dimensions, of those that have ``exact_state
+    = True``, and state of less than 64 KiB stays exact: ``optimizer.state_formats()`` shows which.
 
     **State dicts.** ``model.state_dict()`` has the parameters themselves, which `paddle.save` and ``set_state_dict()``
     read one by one. ``optimizer.state_dict()`` has copies in RAM. The model, the optimizer and this object cannot be
@@ -190,7 +190,12 @@ class disk_offload(OffloadOwner):
     def _set_state_format(self, state_format: str) -> None:
         embeddings = (each for each in self.model.sublayers(True) if isinstance(each, paddle.nn.Embedding))
         sensitive = {id(each.weight) for each in embeddings}
-        self._encoding = encoding = encoding_for("disk_offload", state_format, self.optimizer, ENCODABLE, sensitive)
+        optimizer = self.optimizer
+        self._encoding = encoding = encoding_for(
+            "disk_offload", state_format, optimizer, ENCODABLE, (parameter for parameter, _ in members(optimizer)),
+            lambda parameter: parameter.dtype == paddle.float32 or getattr(optimizer, "_multi_precision", False),
+            sensitive=sensitive, least_bytes=MIN_BYTES,
+        )  # fmt: skip
         self._framework = FRAMEWORK._replace(
             state_bytes_of=functools.partial(state_bytes_of, encoding=encoding),
             updated_state_bytes_of=functools.partial(updated_state_bytes_of, encoding=encoding),

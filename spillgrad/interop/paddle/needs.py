@@ -45,7 +45,7 @@ def state_bytes_of(optimizer: Any, parameter: Any, group: Any = None, encoding: 
     Return 0 for a parameter that stays in RAM.
     """
     sizes = _sizes(optimizer, parameter)
-    return sum(encoding.stored_bytes(key, nbytes, parameter, group) for key, nbytes in sizes.items())
+    return sum(encoding.stored_bytes(key, nbytes, parameter) for key, nbytes in sizes.items())
 
 
 def updated_state_bytes_of(
@@ -53,7 +53,7 @@ def updated_state_bytes_of(
 ) -> int:
     """Return the bytes of a parameter's state that its update needs in RAM at once."""
     sizes = _sizes(optimizer, parameter)
-    return sum(encoding.used_bytes(key, nbytes, parameter, group) for key, nbytes in sizes.items())
+    return sum(encoding.used_bytes(key, nbytes, parameter) for key, nbytes in sizes.items())
 
 
 def _sizes(optimizer: Any, parameter: Any) -> dict[str, int]:

@@ -138,7 +138,7 @@ class OffloadedOptimizer:
         dict
             The formats, by the name of the parameter. "float32" is for state that is stored as it is.
         """
-        return {parameter.name: self._encoding.format_of(parameter, group) for parameter, group in members(self)}
+        return {parameter.name: self._encoding.format_of(parameter) for parameter, _ in members(self)}
 
     def _take_state(
         self, training: OffloadedTraining, max_grad_norm: float | None, encoding: StateEncoding
@@ -192,7 +192,7 @@ class OffloadedOptimizer:
         self._put_away(parameter)
 
     def _update_with(self, parameter: Any, clip: Any) -> None:
-        state = list(self._state_of(parameter).values())
+        state = self._state_of(parameter)
         made = 0 if state or not is_offloaded(parameter) else updated_state_bytes_of(self, parameter)
         with contextlib.ExitStack() as undo:
             if made:
@@ -240,11 +240,14 @@ class OffloadedOptimizer:
             stored.updating_gradient = None
             self._training.residents.return_changed(with_last=True)
 
-    def _state_of(self, parameter: Any) -> dict[str, Any]:
+    def _state_of(self, parameter: Any) -> list[Any]:
+        return [tensor for _, tensor in self._named_state_of(parameter)]
+
+    def _named_state_of(self, parameter: Any) -> list[tuple[str, Any]]:
         master = self._master_weights.get(parameter.name)
         names = [parameter.name] if master is None else [parameter.name, master.name]
-        state = {key: some[name] for key, some in self._accumulators.items() for name in names if name in some}
-        return state if master is None else {**state, "master": master}
+        state = [(key, some[name]) for key, some in self._accumulators.items() for name in names if name in some]
+        return state if master is None else [*state, ("master", master)]
 
     @contextlib.contextmanager
     def _in_ram(self, state: list[Any]) -> Iterator[None]:
@@ -265,11 +268,11 @@ class OffloadedOptimizer:
 
     def _put_away(self, parameter: Any) -> None:
         """Move the tensors of a parameter's state to the store, except small ones."""
-        residents, group = self._training.residents, self._groups.get(id(parameter))
-        for key, tensor in self._state_of(parameter).items():
+        residents = self._training.residents
+        for key, tensor in self._named_state_of(parameter):
             if id(tensor) not in self._on_disk and is_storable(tensor):
                 label = self._training.label(parameter, tensor.name.removeprefix(f"{parameter.name}_"))
-                kind = self._encoding.kind_of(key, tensor.element_size(), parameter, group)
+                kind = self._encoding.kind_of(key, tensor.element_size(), parameter)
                 stored = StoredTensor(residents, tensor, label, self._stores.of(kind))
                 self._on_disk[id(tensor)] = tensor, stored
                 clear_memory(tensor)
@@ -279,7 +282,7 @@ class OffloadedOptimizer:
         self._training.residents.return_changed(with_last=True)
         for parameter, _ in members(self):
             self._put_away(parameter)
-        live = {id(tensor) for parameter, _ in members(self) for tensor in self._state_of(parameter).values()}
+        live = {id(tensor) for parameter, _ in members(self) for tensor in self._state_of(parameter)}
         for key in self._on_disk.keys() - live:
             del self._on_disk[key]
 

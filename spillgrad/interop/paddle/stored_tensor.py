@@ -23,14 +23,18 @@ class StoredTensor(Resident):
     """The memory of a tensor, in a store."""
 
     def __init__(self, residents: Residents, tensor: Any, label: Label, store: Any = None) -> None:
-        """Copy a tensor to the store of `residents`, or to `store`, which is made over that one.
+        """Copy a tensor to the store of `residents`, or to `store`, a `StoreOver` of that one.
 
         Raises the errors of `Store.put`.
         """
-        array = buffers.empty(tuple(tensor.shape), numpy_dtype(_name_of(tensor)))
-        array.reshape(-1).view(np.uint8)[:] = bytes_of(tensor)
-        store = store or residents.store
-        self.place(residents, store, store.put(array, label=label, persistent=True), array)
+        shape, dtype = tuple(tensor.shape), numpy_dtype(_name_of(tensor))
+        if store is None:
+            array = buffers.empty(shape, dtype)
+            array.reshape(-1).view(np.uint8)[:] = bytes_of(tensor)
+        else:  # what such a store keeps is not the array
+            array = bytes_of(tensor).view(dtype).reshape(shape)
+        place = residents.store if store is None else store
+        self.place(residents, place, place.put(array, label=label, persistent=True), array)
 
     def give_to(self, tensor: Any) -> None:
         """Give a tensor the memory, which stays in RAM until the tensor and its views have lost it."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from spillgrad.interop.encoded_state import EXACT_STATE, encoding_for
+from spillgrad.interop.encoded_state import EXACT_STATE
 from spillgrad.interop.torch.building import (
     offloading_what_is_registered,
     require_offloadable,
     require_own_parameters,
 )
-from spillgrad.interop.torch.optimizer import ENCODABLE, offloaded_class, require_optimizer
+from spillgrad.interop.torch.optimizer import encoding_of, offloaded_class, require_optimizer
 from spillgrad.interop.torch.state_sizes import state_bytes_of, updated_state_bytes_of
 from spillgrad.interop.torch.training import FRAMEWORK, OffloadedTraining, TorchResidents
 from spillgrad.spill.offload.owner import OffloadOwner
@@ -28,7 +28,7 @@ class disk_offload(OffloadOwner):
 
     A parameter is read when a function uses it; once a step has shown the order of use, parameters are read ahead of
     time. After a change a parameter is written back. The model, the optimizer and the training loop stay as they are,
-    and all values are bit for bit those of training in RAM.
+    and all values are bit for bit those of training in RAM, unless `state` asks for fewer bits.
 
     Parameters
     ----------
@@ -82,8 +82,9 @@ class disk_offload(OffloadOwner):
         If a parameter is not on the CPU, shares memory with another one, or is offloaded already; if the model is
         compiled as a whole, or has parts that are scripted, or that ``compile()`` compiled; if the optimizer has
         parameters that are not the model's, or updates all parameters together, as LBFGS does; if `max_grad_norm` is
-        negative; or if `step_in_backward` or `max_grad_norm` is given without an optimizer. At the call of the model,
-        if a parameter was replaced, or has another shape, or if a part was compiled since.
+        negative; if `step_in_backward`, `max_grad_norm` or `state` is given without an optimizer; or if the optimizer
+        has no state in this format. At the call of the model, if a parameter was replaced, or has another shape, or if
+        a part was compiled since.
     GraphError
         In backward, if `step_in_backward` is given and the backward runs another one inside, as
         ``checkpoint(use_reentrant=True)`` does, so that it is not known which gradients are complete.
@@ -108,10 +109,10 @@ class disk_offload(OffloadOwner):
     unchanged. With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends.
 
     **State in fewer bits.** With ``state="int8"``, moments and momentum of float32 parameters are stored in 8 bits, in
-    blocks of 256 elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of a piece
-    of a parameter, of 16 MiB at most, and in state dicts. State of embeddings, of parameters of fewer than 4096
-    elements, and of those with fewer than two dimensions stays exact: ``optimizer.state_formats()`` shows which. The
-    option `state` of a parameter group goes before this argument.
+    blocks of 256 elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of a
+    parameter, in pieces of 16 MiB if it is contiguous, and in state dicts. State of embeddings, of parameters of fewer
+    than 4096 elements, of those with fewer than two dimensions, and of those that have ``exact_state = True`` stays
+    exact: ``optimizer.state_formats()`` shows which.
 
     **State dicts.** The tensors of ``model.state_dict()`` and ``optimizer.state_dict()`` are copies in files without a
     name, which the system reads as they are used: ``torch.save`` and ``save_file`` need little RAM. In RAM, the tensors
@@ -178,7 +179,7 @@ class disk_offload(OffloadOwner):
     def _set_state_format(self, state_format: str) -> None:
         embeddings = (each for each in self.model.modules() if isinstance(each, _EMBEDDINGS))
         sensitive = {id(param) for each in embeddings for param in each.parameters(recurse=False)}
-        self._encoding = encoding = encoding_for("disk_offload", state_format, self.optimizer, ENCODABLE, sensitive)
+        self._encoding = encoding = encoding_of("disk_offload", state_format, self.optimizer, sensitive=sensitive)
         self._framework = FRAMEWORK._replace(
             state_bytes_of=functools.partial(state_bytes_of, encoding=encoding),
             updated_state_bytes_of=functools.partial(updated_state_bytes_of, encoding=encoding),

@@ -24,7 +24,7 @@ from spillgrad.interop.torch.stored_tensor import StoredTensor
 from spillgrad.optim.adam import Adam
 from spillgrad.optim.sgd import SGD
 from spillgrad.spill.offload.encoded import StateStores
-from spillgrad.spill.offload.needs import GroupFinder, members
+from spillgrad.spill.offload.needs import members
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.sizes import parse_bytes
 from spillgrad.storage.store import Label
@@ -157,12 +157,12 @@ class OffloadedOptimizer(StoreOwner):
         dict
             The formats, by parameter. "float32" is for state that is stored as it is.
         """
-        return {param: self._encoding.format_of(param, group) for param, group in members(self)}
+        return {param: self._encoding.format_of(param) for param, _ in members(self)}
 
     def _take_state(self, context: StepContext, min_bytes: int, encoding: StateEncoding) -> None:
         """Move the state to the store of `context`, except tensors of fewer than `min_bytes` bytes."""
         self._context, self._min_bytes, self._encoding = context, min_bytes, encoding
-        self._stores, self._groups = StateStores(context.residents.store), GroupFinder()
+        self._stores = StateStores(context.residents.store)
         self._changed_groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._put_all_away()
 
@@ -292,7 +292,6 @@ class OffloadedOptimizer(StoreOwner):
         values = as_they_are(self.state[param])
         self.state[param] = _State(values)
         count, owner = piece_elements(self._kind, param), param if piece_of is None else piece_of
-        group = self._groups.of(self, owner)
         for key in list(values):
             known, value = lent.get(key), values[key]
             if known is not None and value is known.lent:
@@ -304,7 +303,7 @@ class OffloadedOptimizer(StoreOwner):
                 continue
             label = self._context.label(owner, str(key))
             is_of_shape = value.shape == param.shape
-            kind = self._encoding.kind_of(key, value.element_size(), owner, group) if is_of_shape else None
+            kind = self._encoding.kind_of(key, value.element_size(), owner) if is_of_shape else None
             store = self._stores.of(kind)
             if count and is_of_shape and value.is_contiguous():
                 values[key] = stored_in_pieces(self._context.residents, value, count, label, store)
@@ -357,7 +356,8 @@ def disk_offload_optimizer(
         File for the journal, which `spillgrad inspect` reads.
     state : {"float32", "bf16", "int8"}, optional
         The format in which the state of `Adam`, `AdamW` or `SGD` is stored, as for `disk_offload`; by default, float32.
-        Which parameters are embeddings is not known here: give their group ``"state": "float32"``.
+        State of embeddings should stay exact, but which parameters they are is not known here: set ``exact_state =
+        True`` of them first.
 
     Returns
     -------
@@ -398,7 +398,7 @@ def disk_offload_optimizer(
     who = "disk_offload_optimizer"
     smallest = parse_bytes(min_bytes)
     require_optimizer(who, optimizer)
-    encoding = encoding_for(who, state, optimizer, ENCODABLE)
+    encoding = encoding_of(who, state, optimizer, least_bytes=smallest)
     with offloaded_class(who, optimizer):
         optimizer._open_store(
             who,
@@ -428,6 +428,14 @@ def require_optimizer(who: str, optimizer: Any) -> None:
         raise ArgumentError(f"{who}: got an optimizer with differentiable=True, whose state is part of a graph")
     if not hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched") and "step" in vars(optimizer):
         raise ArgumentError(f"{who}: something has replaced step() of this {kind.__name__}; offload it before that")
+
+
+def encoding_of(who: str, state: str | None, optimizer: Any, **options: Any) -> StateEncoding:
+    """Return the formats of an optimizer's state; see `encoding_for`, also for the options."""
+    parameters = (param for param, _ in members(optimizer) if param.requires_grad)
+    return encoding_for(
+        who, state, optimizer, ENCODABLE, parameters, lambda param: param.dtype is torch.float32, **options
+    )
 
 
 @contextlib.contextmanager

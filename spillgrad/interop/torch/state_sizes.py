@@ -20,7 +20,7 @@ def state_bytes_of(optimizer: Any, param: Any, group: dict[str, Any], encoding: 
     Return 0 for an optimizer that cannot update a small dense parameter.
     """
     sizes = _sizes(optimizer, param, group)
-    return sum(encoding.stored_bytes(key, nbytes, param, group) for key, nbytes in sizes.items())
+    return sum(encoding.stored_bytes(key, nbytes, param) for key, nbytes in sizes.items())
 
 
 def updated_state_bytes_of(
@@ -29,7 +29,7 @@ def updated_state_bytes_of(
     """Return the bytes of a parameter's state that its update needs in RAM at once."""
     kind = optimizer._kind if isinstance(optimizer, OffloadedOptimizer) else type(optimizer)
     count, sizes = piece_elements(kind, param), _sizes(optimizer, param, group)
-    used_bytes = sum(encoding.used_bytes(key, nbytes, param, group) for key, nbytes in sizes.items())
+    used_bytes = sum(encoding.used_bytes(key, nbytes, param) for key, nbytes in sizes.items())
     return -(-used_bytes * count // param.numel()) if count else used_bytes
 
 

@@ -23,7 +23,7 @@ class StoredTensor(Resident):
     """A tensor in a store; `lent` is the tensor that `lend_tensor` returned until `take_back`, else None."""
 
     def __init__(self, residents: Residents, tensor: Any, label: Label, store: Any = None) -> None:
-        """Copy a tensor to the store of `residents`, or to `store`, which is made over that one.
+        """Copy a tensor to the store of `residents`, or to `store`, a `StoreOver` of that one.
 
         Raises the errors of `Store.put`.
         """
@@ -33,10 +33,13 @@ class StoredTensor(Resident):
         self.lent: Any = None
         self._changing_array: np.ndarray | None = None  # not None while the tensor is lent
         dtype, shape = dtype_and_shape(self._layout, layout.span_bytes)
-        array = buffers.empty(shape, dtype)
-        view_of_bytes(array).copy_(source)
-        store = store or residents.store
-        self.place(residents, store, store.put(array, label=label, persistent=True), array)
+        if store is None or not source.is_cpu:
+            array = buffers.empty(shape, dtype)
+            view_of_bytes(array).copy_(source)
+        else:  # what such a store keeps is not the array
+            array = source.numpy().view(dtype).reshape(shape)
+        place = residents.store if store is None else store
+        self.place(residents, place, place.put(array, label=label, persistent=True), array)
 
     @property
     def nbytes(self) -> int:

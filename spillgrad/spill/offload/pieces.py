@@ -4,7 +4,6 @@ An optimizer that updates every element by a formula can update a parameter piec
 reads such a tensor, as a checkpoint does, gets the whole, which counts in the RAM budget until its last alias dies.
 """
 
-import collections
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from spillgrad.errors import SpillError
 from spillgrad.ops.complex_numbers import is_conj, is_neg
 from spillgrad.ops.elementwise import accumulate
 from spillgrad.optim.formula_optimizer import FormulaOptimizer
+from spillgrad.spill.offload.store_over import StoreOver
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, TensorResidents, become
 from spillgrad.storage.disk.spans import copy_spans
 from spillgrad.storage.disk_store import DiskStore
@@ -80,18 +80,10 @@ class Whole(Handle):
         self.rounded: Tensor | None = None
 
 
-class Joining:
-    """Joins pieces. To a `Resident`, it is the store of the whole arrays."""
+class Joining(StoreOver):
+    """The store of whole arrays that are in pieces."""
 
-    def __init__(self, store: DiskStore) -> None:
-        self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a piece is dropped with its tensor
-        self._store = store
-        self._made = 0
-
-    @property
-    def budget_bytes(self) -> int:
-        """The most bytes that the running modules keep."""
-        return self._store.ram_budget
+    _made = 0
 
     def new_handle(self, array: np.ndarray, label: Label, pieces: Sequence[Tensor]) -> Whole:
         """Return the name of a whole array, of which only shape and dtype matter."""
@@ -116,23 +108,12 @@ class Joining:
                 _read_spans(piece, inside, into[done : done + count])
             begin, done = end, done + count
 
-    def use(self, handle: Whole) -> None:
-        """Do nothing: the whole array is in RAM, and no order of use is known of it."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an uninitialized array, which the store counts until it dies."""
-        return self._store.counted_empty(shape, dtype)
-
     def relabel(self, handle: Whole, label: Label) -> None:
         """Replace the label of an array."""
         handle.label = label
         for piece in handle.pieces:
             if isinstance(piece._storage, OffloadedStorage):
                 piece._storage.relabel(label)
-
-    def begin_change(self, handle: Whole, array: np.ndarray) -> None:
-        """Keep `array`, the whole, until the change has ended."""
-        handle.changing = array
 
     def end_change(self, handle: Whole, changed: bool) -> None:
         """Store the new values, piece by piece."""

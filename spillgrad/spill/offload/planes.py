@@ -5,7 +5,6 @@ parameter gets the float32 numbers, which count in the RAM budget until their la
 large parameter is in pieces, so that an update makes float32 numbers of one piece at a time.
 """
 
-import collections
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ from spillgrad.device.device import CPU
 from spillgrad.nn.parameter import Parameter
 from spillgrad.spill.offload.pieces import PiecingResidents, elements_of_pieces, piece_elements
 from spillgrad.spill.offload.residents import is_held
+from spillgrad.spill.offload.store_over import StoreOver
 from spillgrad.spill.offload.tensors import KINDS, OffloadedStorage, become
 from spillgrad.spill.offload.training import FRAMEWORK, is_in_place
 from spillgrad.storage.disk_store import DiskStore
@@ -63,18 +63,10 @@ class Split(Handle):
         return cast(OffloadedStorage, self.rounded._storage), cast(OffloadedStorage, self.low._storage)
 
 
-class Planes:
-    """Joins two planes. To a `Resident`, it is the store of the float32 arrays."""
+class Planes(StoreOver):
+    """The store of float32 arrays that are in two planes."""
 
-    def __init__(self, store: DiskStore) -> None:
-        self.drops: collections.deque[Handle] = collections.deque(maxlen=0)  # a plane is dropped with its tensor
-        self._store = store
-        self._made = 0
-
-    @property
-    def budget_bytes(self) -> int:
-        """The most bytes that the running modules keep."""
-        return self._store.ram_budget
+    _made = 0
 
     def new_handle(
         self, array: np.ndarray, label: Label, rounded: Tensor, part: slice, low: Tensor, places: np.ndarray
@@ -103,22 +95,11 @@ class Planes:
         second.read_spans(spans, low)
         kernels.join(rounded, low, _among(handle.places, spans), into)
 
-    def use(self, handle: Split) -> None:
-        """Do nothing: the float32 array is in RAM, and no order of use is known of it."""
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return an uninitialized array, which the store counts until it dies."""
-        return self._store.counted_empty(shape, dtype)
-
     def relabel(self, handle: Split, label: Label) -> None:
         """Replace the label of an array."""
         handle.label = label
         for plane, name in zip(handle.planes, (ROUNDED, LOW), strict=True):
             plane.relabel(_label_of_plane(label, name))
-
-    def begin_change(self, handle: Split, array: np.ndarray) -> None:
-        """Keep `array` until the change has ended."""
-        handle.changing = array
 
     def prepare(self, handle: Split) -> None:
         """Have the planes in RAM until the next change has ended, so that it can end whatever the disk does."""
@@ -242,16 +223,6 @@ class SplittingResidents(PiecingResidents):
     ) -> None:  # fmt: skip
         handle = self._planes.new_handle(tensor._array, label, rounded, part, low, places)
         become(tensor, SplitStorage, self, self._planes, handle)
-
-    def make_room(self, nbytes: int, store: Any) -> None:
-        """Release arrays that this thread's frames keep, of whichever store, until `nbytes` more fit."""
-        super().make_room(nbytes, store)
-        stores = (self.store, self._joining, self._planes)
-        used = [frame.held[each] for each in stores for frame in self.thread.frames]
-        excess = nbytes - self.store.budget_bytes + sum(array.nbytes for arrays in used for array in arrays)
-        for arrays in used:
-            while excess > 0 and arrays:
-                excess -= arrays.popleft().nbytes
 
 
 def planes_bytes_of(tensor: Tensor) -> int:

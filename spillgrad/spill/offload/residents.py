@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 
 from spillgrad.fork_safe_lock import ForkSafeLock
+from spillgrad.spill.offload.store_over import store_in_ram
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.store import Handle, Label
 from spillgrad_kernels.memory.holder import finalizer, later
@@ -101,8 +102,13 @@ class Residents:
         self.return_changed(with_last=True)
 
     def make_room(self, nbytes: int, store: Any) -> None:
-        """Release arrays of a store that this thread's frames keep, first used first, until `nbytes` more fit."""
-        used = [frame.held[store] for frame in self.thread.frames]
+        """Release arrays that this thread's frames keep in the RAM, or device, of `store`, until `nbytes` more fit.
+
+        Those that were used first go first.
+        """
+        place = store_in_ram(store)
+        frames = self.thread.frames
+        used = [held for frame in frames for each, held in frame.held.items() if store_in_ram(each) is place]
         excess = nbytes - store.budget_bytes + sum(array.nbytes for arrays in used for array in arrays)
         for arrays in used:
             while excess > 0 and arrays:

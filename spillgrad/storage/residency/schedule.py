@@ -1,6 +1,5 @@
 """Predict in which order stored arrays are needed: newest first, or as in an earlier step that began the same way."""
 
-import collections
 import heapq
 from collections.abc import Callable, Iterable
 
@@ -53,7 +52,7 @@ class Schedule:
         self._live: dict[Entry, int] = {}  # the numbers of the step's arrays
         self._persistent: dict[Entry, int] = {}
         self._origins: list[Origin] = []  # of the persistent arrays, by number, the first one's being -1
-        self._free_numbers: dict[Origin, list[int]] = collections.defaultdict(list)
+        self._free_numbers: dict[Origin, list[int]] = {}
         self._touches = 0
         self._packed: list[Packed] = []
         self._used: list[Used] = []
@@ -97,10 +96,18 @@ class Schedule:
         So an array that each step puts anew, such as a gradient, has the same number in all steps, which a plan needs.
         """
         origin = Origin(entry.label.module, entry.label.op, entry.label.slot)
-        if self._free_numbers[origin]:
-            return -heapq.heappop(self._free_numbers[origin])
-        self._origins.append(origin)
-        return -len(self._origins)
+        if origin not in self._free_numbers and len(self._origins) >= LONGEST_STEP and self._free_numbers:
+            former = next(iter(self._free_numbers))  # places without end: no plan can follow them
+            self._free_numbers[origin] = self._free_numbers.pop(former)
+        free = self._free_numbers.get(origin)
+        if free is None:
+            self._origins.append(origin)
+            return -len(self._origins)
+        number = -heapq.heappop(free)
+        self._origins[-1 - number] = origin
+        if not free:
+            del self._free_numbers[origin]
+        return number
 
     def pause(self) -> None:
         """Record that arrays are being put, not used; do nothing if a plan is followed and its uses have begun."""
@@ -192,7 +199,7 @@ class Schedule:
         elif entry in self._persistent:
             number = self._persistent.pop(entry)
             self._persistent_bytes -= entry.nbytes
-            heapq.heappush(self._free_numbers[self._origins[-1 - number]], -number)
+            heapq.heappush(self._free_numbers.setdefault(self._origins[-1 - number], []), -number)
         if number is not None:
             self._note("drop", number, entry.nbytes)
 

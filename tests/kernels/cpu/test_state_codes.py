@@ -95,7 +95,7 @@ def test_decoded_numbers_get_their_codes_and_scales_again(kind):
     values = draw((3000 * BLOCK + 17,), 5, kind) * np.repeat(np.logspace(-30, 30, 3001), BLOCK)[: 3000 * BLOCK + 17]
     encoded = state_codes.encode(values.astype(np.float32), kind)
     decoded = state_codes.decode(encoded)
-    again = state_codes.encode(decoded, kind, again=True)
+    again = state_codes.encode(decoded, kind, recovers_scales=True)
     np.testing.assert_array_equal(again.codes, encoded.codes)
     np.testing.assert_array_equal(again.scales, encoded.scales)
 

@@ -1,5 +1,6 @@
 """What is needed when: the newest first, or as in an earlier step that stored the same."""
 
+import string
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -301,6 +302,16 @@ def test_gradients_are_known_again_after_a_step_that_made_the_state():
     steps.get("AB")
     steps.put("GH")
     assert steps.expected() == "GSHTAB"
+
+
+def test_persistent_arrays_of_ever_new_places_take_no_more_than_so_many_numbers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("spillgrad.storage.residency.schedule.LONGEST_STEP", 10)
+    steps = LastingSteps()
+    for letter in string.ascii_uppercase:
+        steps.put(letter)
+        steps.schedule.drop(steps.entries.pop(letter))
+    assert len(steps.schedule._origins) == 10
+    assert len(steps.schedule._free_numbers) == 10
 
 
 def test_with_persistent_arrays_a_step_goes_on_after_the_last_other_was_dropped():
