@@ -49,8 +49,10 @@ def load(
     optimizer : torch.optim.Optimizer or callable, optional
         As for `spillgrad.interop.torch.disk_offload`: a function that makes the optimizer from the list of parameters
         that require gradients.
-    directory, ram_budget, step_in_backward, max_grad_norm, direct_io, checksums, on_full, keep_journal, state : optional
+    directory, ram_budget, step_in_backward, max_grad_norm, direct_io, checksums, on_full, keep_journal : optional
         As for `spillgrad.interop.torch.disk_offload`.
+    state : {"float32", "bf16", "int8"}, optional
+        The format of the optimizer's state, as for `spillgrad.interop.torch.disk_offload`.
     model_class : type, optional
         Class of transformers whose ``from_pretrained`` loads the model. By default, AutoModelForCausalLM.
     **arguments : object
