@@ -152,6 +152,7 @@ def plan(
         Folder for the spill files; by default, the directory for temporary files.
     optimizer : callable, optional
         Function from the list of trained parameters to the optimizer, as `disk_offload` takes it; by default, AdamW.
+        Its state is counted exact: with ``state="int8"``, `disk_offload` stores and moves less.
     loss : callable, optional
         Function from the model and the batch to the loss; contexts such as `torch.autocast` belong inside. By default,
         the attribute `loss` of what the model returns, or what it returns.
