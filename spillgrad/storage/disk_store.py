@@ -421,9 +421,12 @@ class DiskStore(TieredStore[DiskEntry]):
         state, tier = self._state, self._state.tier
         with state.lock:
             entry = state.open_entry("replace", handle)
-            if entry.array is None:
-                self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("replace", entry)
+            while entry.array is None:
+                self._room.wait_for(entry.nbytes, entry.label, entry.dtype)
+                if not entry.is_in_use:
+                    break
+                self._wait_until_idle("replace", entry)  # another array may have taken the room meanwhile
             has_former = entry.array is not None
             if has_former:  # it stays meanwhile; a local name would keep it counted afterwards
                 tier.begin_change(entry, cast(np.ndarray, entry.array))

@@ -179,9 +179,12 @@ class TieredStore(Generic[E]):
         state = self._state
         with state.lock:
             entry = state.open_entry("begin_change", handle)
-            if not state.tier.counts(entry, array):
-                self._wait_for_room(entry.nbytes, entry.label, entry.dtype)
             self._wait_until_idle("begin_change", entry)
+            while not state.tier.counts(entry, array):
+                self._wait_for_room(entry.nbytes, entry.label, entry.dtype)
+                if not entry.is_in_use:
+                    break
+                self._wait_until_idle("begin_change", entry)  # another array may have taken the room meanwhile
             if entry.residence is not CHANGING:
                 state.tier.begin_change(entry, array)
                 self._begin_change(entry)
