@@ -314,8 +314,8 @@ class disk_offload(OffloadOwner):
             round_at_random(optimizer)
         return optimizer
 
-    def _set_state_format(self, state_format: str) -> None:
-        self.optimizer.set_state_format(state_format)
+    def _set_state_format(self, optimizer: Any, state_format: str) -> None:
+        optimizer.set_state_format(state_format)
 
     def _residents_of(self, store: DiskStore) -> TensorResidents:
         if self._group is None:

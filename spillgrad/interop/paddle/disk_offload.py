@@ -187,10 +187,9 @@ class disk_offload(OffloadOwner):
         if self._step_in_backward and any(isinstance(clip, ClipGradByGlobalNorm) for clip in clips):
             raise ArgumentError(f"disk_offload: got step_in_backward=True {_NO_NORM}")
 
-    def _set_state_format(self, state_format: str) -> None:
+    def _set_state_format(self, optimizer: Any, state_format: str) -> None:
         embeddings = (each for each in self.model.sublayers(True) if isinstance(each, paddle.nn.Embedding))
         sensitive = {id(each.weight) for each in embeddings}
-        optimizer = self.optimizer
         self._encoding = encoding = encoding_for(
             "disk_offload", state_format, optimizer, ENCODABLE, (parameter for parameter, _ in members(optimizer)),
             lambda parameter: parameter.dtype == paddle.float32 or getattr(optimizer, "_multi_precision", False),

@@ -176,10 +176,10 @@ class disk_offload(OffloadOwner):
         require_optimizer("disk_offload", optimizer)
         require_own_parameters("disk_offload", self.model, optimizer)
 
-    def _set_state_format(self, state_format: str) -> None:
+    def _set_state_format(self, optimizer: Any, state_format: str) -> None:
         embeddings = (each for each in self.model.modules() if isinstance(each, _EMBEDDINGS))
         sensitive = {id(param) for each in embeddings for param in each.parameters(recurse=False)}
-        self._encoding = encoding = encoding_of("disk_offload", state_format, self.optimizer, sensitive=sensitive)
+        self._encoding = encoding = encoding_of("disk_offload", state_format, optimizer, sensitive=sensitive)
         self._framework = FRAMEWORK._replace(
             state_bytes_of=functools.partial(state_bytes_of, encoding=encoding),
             updated_state_bytes_of=functools.partial(updated_state_bytes_of, encoding=encoding),

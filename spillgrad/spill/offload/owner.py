@@ -87,8 +87,6 @@ class OffloadOwner(StoreOwner):
                 undo.callback(found.store.close)  # nobody else uses it
             self.model = self._built_model(model, found)
             self.optimizer = self._built_optimizer(optimizer)
-            if state is not None:
-                self._set_state_format(state)
             self._require_budgets(budget_bytes)
             self._residents = found or residents()
             self._store = self._residents.store
@@ -133,7 +131,7 @@ class OffloadOwner(StoreOwner):
         """Raise ArgumentError or OperandError if the optimizer's state cannot be offloaded."""
         raise NotImplementedError
 
-    def _set_state_format(self, state_format: str) -> None:
+    def _set_state_format(self, optimizer: Any, state_format: str) -> None:
         """Keep the optimizer's state in a format. Raises ArgumentError for an optimizer whose state has no other."""
         raise NotImplementedError
 
@@ -166,7 +164,8 @@ class OffloadOwner(StoreOwner):
     def _built_optimizer(self, given: Any) -> Any:
         """Return the optimizer `given`, or call `given` with the parameters that require gradients to make it.
 
-        Return None for None. Raises ArgumentError if there is no optimizer, or the errors of `_require_free_optimizer`.
+        Return None for None. Raises ArgumentError if there is no optimizer, or the errors of `_require_free_optimizer`
+        and of `_set_state_format`.
         """
         kind = self._optimizer_class
         optimizer = given
@@ -184,6 +183,8 @@ class OffloadOwner(StoreOwner):
                 )
         if optimizer is not None:
             self._require_free_optimizer(optimizer)
+            if self._state_format is not None:
+                self._set_state_format(optimizer, self._state_format)
         return optimizer
 
     @property
