@@ -25,7 +25,7 @@ from spillgrad.interop.paddle import disk_offload, save_on_disk  # noqa: E402
 from spillgrad.interop.paddle.offloaded_parameter import OffloadedParameter  # noqa: E402
 from spillgrad.storage import inspect_segment, verify  # noqa: E402
 from tests.interop.paddle_models import bits  # noqa: E402
-from tests.waiting import wait_until  # noqa: E402
+from tests.waiting import wait_until_no_spill_file_is_below  # noqa: E402
 
 # Paddle's own warnings
 pytestmark = [
@@ -1093,7 +1093,7 @@ def test_files_go_with_the_model(directory: Path):
     assert list(directory.rglob("*.h5"))
     del model, optimizer
     gc.collect()
-    wait_until(lambda: not list(directory.rglob("*.h5")))
+    wait_until_no_spill_file_is_below(directory)
 
 
 def test_memory_leaves_ram(tmp_path: Path):

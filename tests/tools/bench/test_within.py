@@ -30,7 +30,9 @@ def test_a_run_beside_a_neighbour_finishes_and_both_count_in_the_group(tmp_path)
 def test_a_run_that_did_not_finish_gives_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(within, "runs", lambda options: [within.Run("one", 1 << 30, "finished", 1 << 29, 1 << 29)])
     assert main(["bench", "within"]) == 0
-    assert "1 of 1 runs finished" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "1 of 1 runs finished" in printed.out
+    assert "one, within 1 GiB, peak 512 MiB: finished\n" in printed.err  # as the run ended
     monkeypatch.setattr(within, "runs", lambda options: [within.Run("one", 1 << 30, "killed")])
     assert main(["bench", "within", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["runs"][0]["ended"] == "killed"

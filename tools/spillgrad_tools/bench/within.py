@@ -170,6 +170,8 @@ def run(options: WithinOptions) -> bool:
     with Console(stderr=True).status("training") as status:
         for each in runs(options):
             found.append(each)
+            # The runs take an hour: one that is interrupted has printed those that ended.
+            status.console.print(_as_text(each), highlight=False, soft_wrap=True)
             status.update(f"training; {len(found)} runs done")
     if options.as_json:
         print_json(machine=machine(), runs=[dataclasses.asdict(each) for each in found])
@@ -185,7 +187,17 @@ def _show(found: list[Run]) -> None:
     for each in found:
         sizes: list[Any] = [each.ram_bytes, each.predicted_bytes, each.peak_bytes, each.group_peak_bytes]
         cells = ("" if size is None else format_bytes(size) for size in sizes)
-        table.add_row(each.case, *cells, each.ended if each.ended == "finished" else f"{each.ended}: {each.said}")
+        table.add_row(each.case, *cells, _ending(each))
     console.print(table)
     ended = sum(each.ended == "finished" for each in found)
     console.print(f"{ended} of {len(found)} runs finished within their memory", highlight=False)
+
+
+def _as_text(found: Run) -> str:
+    within = "no limit" if found.ram_bytes is None else format_bytes(found.ram_bytes)
+    peak = "" if found.peak_bytes is None else f", peak {format_bytes(found.peak_bytes)}"
+    return f"{found.case}, within {within}{peak}: {_ending(found)}"
+
+
+def _ending(found: Run) -> str:
+    return found.ended if found.ended == "finished" else f"{found.ended}: {found.said}"
