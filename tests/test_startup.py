@@ -122,4 +122,4 @@ def test_hdf5_stays_whole_until_every_store_is_closed(tmp_path):
         f"store = DiskStore({str(tmp_path)!r}, ram_budget=0); store.close();"
         "print(*(f.__module__.split('.')[-1] for f in registered if f.__module__.startswith(('h5py', 'spillgrad.'))))"
     )
-    assert run(program) == "_conv segment lifecycle\n"  # run from the last to the first
+    assert run(program) == "_conv open_segments lifecycle\n"  # run from the last to the first

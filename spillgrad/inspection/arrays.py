@@ -14,7 +14,7 @@ import numpy as np
 
 from spillgrad.errors import SpillFormatError
 from spillgrad.inspection.untrusted import DAMAGED, UntrustedReader, refusal
-from spillgrad.storage.codecs import MAX_ITEM_BYTES, Bfloat16, Int8, Lossless, filters, stored_bytes
+from spillgrad.storage.codecs import EXACT_BF16, MAX_ITEM_BYTES, Bfloat16, Int8, Lossless, filters, stored_bytes
 from spillgrad.storage.disk.chunks import PAGE_BYTES, compressed_chunk_shape
 from spillgrad.storage.disk.segment import FORMAT_VERSION
 from spillgrad.storage.encryption import sealed_bytes
@@ -28,7 +28,7 @@ _MOST_DIMENSIONS = 64
 _DTYPE_NAME = re.compile(
     r"[<>|]?[biufcSV]\d{1,9}|[<>][mM]8(?:\[\w{1,12}\])?|bool|(?:u?int|float|complex)\d{1,3}|(?:datetime|timedelta)64(?:\[\w{1,12}\])?"
 )
-CODEC_NAME = re.compile(r"lossless|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256gcm")
+CODEC_NAME = re.compile(r"lossless|exact-bf16|bf16|int8|(?:(?:lossless|bf16|int8)\+)?aes256gcm")
 
 
 class Chunk(NamedTuple):
@@ -355,7 +355,10 @@ def _check(item: Item, about: "_About | None", dtype: np.dtype[Any] | None, shap
     codec = None if about is None else about.codec
     if codec != Lossless.name and item.filters:
         raise Unreadable(f"it has HDF5's filters {', '.join(map(str, item.filters))}, which no store uses so")
-    if codec not in (None, Lossless.name):
+    if codec == EXACT_BF16:
+        if (item.dtype, item.shape) != (np.dtype(ml_dtypes.bfloat16).name, shape):
+            raise Unreadable(f"it is not bfloat16 {shape}, as codec {codec} makes it")
+    elif codec not in (None, Lossless.name):
         if (item.dtype, len(item.shape or ())) != ("|u1", 1):
             raise Unreadable(f"it is no row of bytes, as codec {codec} makes it")
     elif about is not None and (about.shape, about.dtype) != (shape, dtype.name):
@@ -367,12 +370,20 @@ def _check(item: Item, about: "_About | None", dtype: np.dtype[Any] | None, shap
             raise Unreadable(f"its chunks are {item.chunk_shape}, which no store makes of {shape}")
 
 
+def stored_itemsize(codec: str | None, dtype: np.dtype[Any]) -> int:
+    """Return the bytes of an element of the dataset of an array that is not compressed."""
+    if codec is None:
+        return dtype.itemsize
+    return 2 if codec == EXACT_BF16 else 1
+
+
 def check_codec(codec: str | None, dtype: np.dtype[Any] | None, shape: tuple[int, ...], stored: int) -> None:
     """Raise Unreadable if a codec cannot turn an array of this dtype and shape into `stored` bytes."""
     if codec in (None, Lossless.name) or dtype is None:
         return
     inner = codec.removesuffix("aes256gcm").removesuffix("+")
-    if inner in (Bfloat16.name, Int8.name) and dtype not in (np.float32, np.float64):
+    takes = (np.float32,) if inner == EXACT_BF16 else (np.float32, np.float64)
+    if inner in (Bfloat16.name, EXACT_BF16, Int8.name) and dtype not in takes:
         raise Unreadable(f"its dtype is {dtype.name}, of which codec {inner} makes nothing")
     if inner == Lossless.name:  # the compressed size before encryption is not recorded
         return

@@ -107,6 +107,7 @@ class JournalState:
         self._rank: events.Rank | None = None
         self._communication = CommunicationSum()
         self._stats = StoreStats()
+        self._fetched_bytes = 0
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self.is_flushed = False
@@ -167,7 +168,8 @@ class JournalState:
     def stats(self) -> StoreStats:
         """The statistics of the store so far; its RAM, disk space, hits and misses are those of the last sample."""
         moved = {name: getattr(self.moved, name) for name in IN_STATS}
-        return dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
+        found = dataclasses.replace(self._stats, **moved, live_bytes=self._live_bytes)
+        return dataclasses.replace(found, fetched_bytes=self._fetched_bytes)
 
     @property
     def plan(self) -> StepPlan | None:
@@ -272,6 +274,7 @@ class JournalState:
     def _read(self, line: events.Read) -> None:
         nbytes, origin, moved = self._whose(line)
         nbytes = nbytes if isinstance(line.part, UnsetType) else line.part
+        self._fetched_bytes += nbytes if isinstance(line.stored, UnsetType) else line.stored
         for each in (moved, self.moved):
             each.read_bytes += nbytes
         if self._on_span is not None:
@@ -450,6 +453,7 @@ class JournalState:
         """Replace all sums by those of a `totals` or `end` line."""
         stats = sums.stats
         self._stats = StoreStats(**{field.name: getattr(stats, field.name) for field in dataclasses.fields(StoreStats)})
+        self._fetched_bytes = stats.fetched_bytes or stats.read_bytes  # which older versions did not tell apart
         origins = [Origin(*each[:4]) for each in sums.origins]
         moved = [OriginCounters(*each[4:]) for each in sums.origins]
         self._sources = list(zip(origins[:_ORIGINS_MAX], moved, strict=False))

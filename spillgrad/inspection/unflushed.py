@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from spillgrad.errors import SpillCorruptionError, SpillError, SpillFormatError
-from spillgrad.inspection.arrays import CODEC_NAME, Chunk, StoredArray, Unreadable, check_codec, dtype_named
+from spillgrad.inspection.arrays import (
+    CODEC_NAME,
+    Chunk,
+    StoredArray,
+    Unreadable,
+    check_codec,
+    dtype_named,
+    stored_itemsize,
+)
 from spillgrad.inspection.journal_reader import JournalReader
 from spillgrad.inspection.journal_state import JournalState, Place, Placed
 from spillgrad.inspection.printable import printable
@@ -152,7 +160,7 @@ def _chunks(
         return
     if place.codec is None and stored != math.prod(shape) * dtype.itemsize:
         raise Unreadable(f"it has {stored} bytes, and is {dtype.name} {shape}")
-    itemsize = 1 if place.codec else dtype.itemsize
+    itemsize = stored_itemsize(place.codec, dtype)
     start = 0
     for offset, nbytes in place.pieces:
         if nbytes % itemsize:

@@ -12,15 +12,25 @@ import numpy as np
 import xxhash
 
 from spillgrad.errors import ArgumentError, SpillCorruptionError, SpillError
-from spillgrad.inspection.arrays import Chunk, StoredArray
+from spillgrad.inspection.arrays import Chunk, StoredArray, stored_itemsize
 from spillgrad.inspection.printable import printable
-from spillgrad.storage.codecs import INT8_BLOCK, Bfloat16, Codec, Encoding, Int8, Lossless, Undecodable, decompress
+from spillgrad.storage.codecs import (
+    EXACT_BF16,
+    INT8_BLOCK,
+    Bfloat16,
+    Codec,
+    Encoding,
+    Int8,
+    Lossless,
+    Undecodable,
+    decompress,
+)
 from spillgrad.storage.codecs import stored_bytes as encoded_bytes
 from spillgrad.storage.store import Handle
 
 # The statistics of a piece take several times this memory.
 PIECE_BYTES = 4 << 20
-_ELEMENTWISE: dict[str, Codec] = {Bfloat16.name: Bfloat16(), Int8.name: Int8()}
+_ELEMENTWISE: dict[str, Codec] = {EXACT_BF16: Bfloat16(), Bfloat16.name: Bfloat16(), Int8.name: Int8()}
 
 
 class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
@@ -144,7 +154,7 @@ class StoredValues(contextlib.AbstractContextManager["StoredValues"]):
 
     def _stored(self, start: int, stop: int) -> np.ndarray:
         """Return stored bytes `start:stop` of an array whose chunks are not compressed."""
-        itemsize = 1 if self.array.codec else self.dtype.itemsize
+        itemsize = stored_itemsize(self.array.codec, self.dtype)
         found = []
         for chunk in self.array.chunks[bisect.bisect_right(self._starts, start // itemsize) - 1 :]:
             begins = chunk.start * itemsize

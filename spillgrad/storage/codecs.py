@@ -29,6 +29,8 @@ INT8_BLOCK = 128
 # Values above the first could become infinite. Below the second, the scale of a block could be subnormal, so inexact.
 _INT8_LARGEST = 3.4e38
 _INT8_SMALLEST = 127 * 2.0**-126
+# What files call the encoding of `disk/halves.py`, which stores choose themselves.
+EXACT_BF16 = "exact-bf16"
 # The dtypes that lossy codecs encode.
 LOSSY_DTYPES = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
@@ -52,6 +54,8 @@ class Encoding:
     @property
     def staging_bytes(self) -> int:
         """How many bytes of memory decoding needs in addition to the decoded array."""
+        if self.codec == EXACT_BF16:
+            return 0
         return self.nbytes + (self.inner.staging_bytes if self.inner else 0)
 
 
@@ -94,8 +98,8 @@ def is_lossy(name: str | None) -> bool:
 
 
 def stored_bytes(codec: str, size: int) -> int:
-    """Return how many bytes `size` elements take when encoded by `bf16` or `int8`."""
-    return size * 2 if codec == Bfloat16.name else _scale_bytes(size) + size
+    """Return how many bytes `size` elements take when encoded by `bf16`, `exact-bf16` or `int8`."""
+    return size * 2 if codec in (Bfloat16.name, EXACT_BF16) else _scale_bytes(size) + size
 
 
 class Lossless:

@@ -67,6 +67,7 @@ class Counters:
         self._tier = tier
         self.total = OriginCounters()
         self.live_bytes = self.hits = self.misses = 0
+        self.fetched_bytes = 0
         self.writing, self.reading = BusyClock(), BusyClock()  # these lock themselves
         self._cached_wait_s = 0.0
         self._origins: dict[_OriginKey, tuple[Origin, OriginCounters]] = {}
@@ -145,14 +146,18 @@ class Counters:
         """Count a finished read that began at `began_s`; `prefetched` means that no caller had asked for the array."""
         for counters in (self.total, entry.counters):
             counters.read_bytes += entry.nbytes
+        fetched_bytes = entry.fetched_bytes
+        self.fetched_bytes += fetched_bytes
         took_s, ahead = _seconds_since(began_s), prefetched or events.UNSET
-        self._journal.add(events.Read(entry.sequence, took=took_s, ahead=ahead, **self._if_freed(entry)))
+        stored = events.UNSET if fetched_bytes == entry.nbytes else fetched_bytes
+        self._journal.add(events.Read(entry.sequence, took=took_s, ahead=ahead, stored=stored, **self._if_freed(entry)))
 
     def read_part(self, entry: DiskEntry, nbytes: int, began_s: float) -> None:
         """Count a caller's finished read, since `began_s`, of `nbytes` of an array."""
         self.misses += 1
         for counters in (self.total, entry.counters):
             counters.read_bytes += nbytes
+        self.fetched_bytes += nbytes
         told = self._if_freed(entry)
         self._journal.add(events.Read(entry.sequence, took=_seconds_since(began_s), part=nbytes, **told))
         self.waited_to_get(began_s, entry)
@@ -306,6 +311,7 @@ class Counters:
         """Return the store's statistics; `disk_bytes` are in use now, `peak_disk_bytes` are the most so far."""
         return StoreStats(
             **{name: getattr(self.total, name) for name in IN_STATS},
+            fetched_bytes=self.fetched_bytes,
             live_bytes=self.live_bytes,
             ram_bytes=self._tier.used_bytes,
             peak_ram_bytes=self._tier.peak_bytes,

@@ -80,7 +80,8 @@ class DiskStore(TieredStore[DiskEntry]):
         What happens when the disk refuses a write. With "raise", `put` raises. With "ram", `put` warns once, and the
         store keeps arrays in RAM beyond the budget until the disk takes them.
     codec : {"lossless", "bf16", "int8"}, optional
-        How arrays are encoded in the files; as they are, by default. Arrays that are still in RAM come back exact.
+        How arrays are encoded in the files; as they are, by default, or, if that loses nothing, as bfloat16. Arrays
+        that are still in RAM come back exact.
 
         * "lossless": HDF5's shuffle and zstd filters, for arrays of which a sample compresses well (masks, ReLU's
           outputs, indices).
@@ -539,9 +540,10 @@ class DiskStore(TieredStore[DiskEntry]):
     def read_spans(self, handle: Handle, spans: np.ndarray, into: np.ndarray) -> None:
         """Fill an array with parts of a stored one, of which no others are read from the disk, if that can be.
 
-        The whole is read if it will stay in RAM, because all persistent arrays fit the budget, and if it is encoded.
-        What is read is verified as a whole array is: pages of it have checksums, which take 1/512 of the array's bytes,
-        counted until the array is dropped. Unlike `get`, this is no use of the array that later steps are to expect.
+        The whole is read if it will stay in RAM, because all persistent arrays fit the budget, and if a codec encoded
+        it. What is read is verified as a whole array is: pages of it have checksums, which take 1/512 of the array's
+        bytes, counted until the array is dropped. Unlike `get`, this is no use of the array that later steps are to
+        expect.
 
         Parameters
         ----------

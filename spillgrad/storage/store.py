@@ -146,7 +146,9 @@ class StoreStats:
     stored_bytes : int
         Bytes that the written arrays took on disk, after encoding.
     read_bytes : int
-        Bytes of arrays that were read from disk.
+        Bytes of arrays that were read from disk; of parts of an array, those on disk.
+    fetched_bytes : int
+        Bytes that the arrays that were read take on disk, encoded.
     live_bytes : int
         Bytes of live arrays, each counted once, wherever it is.
     ram_bytes : int
@@ -175,6 +177,7 @@ class StoreStats:
     written_bytes: int = 0
     stored_bytes: int = 0
     read_bytes: int = 0
+    fetched_bytes: int = 0
     live_bytes: int = 0
     ram_bytes: int = 0
     peak_ram_bytes: int = 0

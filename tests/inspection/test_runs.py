@@ -60,7 +60,7 @@ def one(path: Path) -> Run:
 
 
 def sums(stats: StoreStats) -> dict[str, float]:
-    return {name: getattr(stats, name) for name in SUMS}
+    return {name: getattr(stats, name) for name in (*SUMS, "fetched_bytes")}
 
 
 def assert_sums_fit(run: Run) -> None:

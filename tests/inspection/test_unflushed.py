@@ -161,8 +161,8 @@ def test_one_flipped_byte_of_a_run_that_never_flushed_is_found(tmp_path: Path):
         for array in inspect_segment(path).arrays[:3]:
             whole = path.read_bytes()
             with open(path, "r+b") as file:
-                file.seek(array.chunks[0].offset + array.nbytes - 1)
-                file.write(bytes([whole[array.chunks[0].offset + array.nbytes - 1] ^ 1]))
+                file.seek(array.chunks[0].offset + array.stored_bytes - 1)
+                file.write(bytes([whole[array.chunks[0].offset + array.stored_bytes - 1] ^ 1]))
             assert [(one.path, one.key) for one in verify(run).problems] == [(path, array.key)]
             path.write_bytes(whole)
 

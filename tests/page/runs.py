@@ -110,6 +110,7 @@ def gpt(layers: int = 12, steps: int = 5) -> tuple[Run, list[Span]]:
     everything = total(origins.values())
     stats = StoreStats(
         packed_bytes=everything.packed_bytes, written_bytes=written, stored_bytes=written, read_bytes=read,
+        fetched_bytes=read,
         peak_ram_bytes=max(each.ram_bytes for each in samples), peak_disk_bytes=peak_disk,
         cache_hits=hits, cache_misses=misses, wait_write_s=everything.wait_write_s, wait_read_s=everything.wait_read_s,
     )  # fmt: skip

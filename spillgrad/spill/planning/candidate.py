@@ -21,9 +21,11 @@ from spillgrad.storage.residency.belady import PHASES
 NOTHING = Choice(frozenset(), 0, 0.0, 0.0)
 # The share of the memory that a plan leaves unused, for errors of the prediction.
 MARGIN_SHARE = 0.05
-# The share that is enough where more is not to be had. The least memory that one plan says must do for the next one,
-# whose measurements differ by some MiB.
+# The share that is enough where more is not to be had.
 _LEAST_MARGIN_SHARE = 0.02
+# By how much the memory of a process differs from one plan to the next: one by `train`, which has data, or for another
+# size. The least memory that one says must do for the next, too.
+DRIFT_BYTES = 8 << 20
 # The difference between neighbouring budgets that are compared.
 _BUDGET_STEP = 1 << 20
 # The number of choices to compare, from recomputing nothing to recomputing everything.
@@ -213,7 +215,7 @@ class Candidate(abc.ABC):
         for phase in PHASES:
             written, read = moved.written[phase], moved.read[phase]
             busy_s = compute_s[phase] + self.machine.busy_s(written + read)
-            found[phase] = PhaseSeconds(busy_s, self.machine.disk.seconds(written, read))
+            found[phase] = PhaseSeconds(busy_s, self.machine.disk.seconds(moved.stored[phase], moved.fetched[phase]))
         return found
 
     def least_bytes(self) -> int:
@@ -317,9 +319,9 @@ def alternatives(ways: Sequence[Candidate], ram_bytes: int) -> Iterable[Alternat
             return
 
 
-def least_bytes(ways: Sequence[Candidate]) -> int:
-    """Return the least memory in which one of the ways trains, with the margin of a plan."""
-    return in_steps(min(way.least_bytes() for way in ways) / (1 - MARGIN_SHARE))
+def least_bytes(ways: Sequence[Candidate], drift_bytes: int = DRIFT_BYTES) -> int:
+    """Return the least memory in which one of the ways trains, with the margin of a plan, and what processes differ."""
+    return in_steps(min(way.least_bytes() for way in ways) / (1 - MARGIN_SHARE) + drift_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

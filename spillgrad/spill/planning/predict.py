@@ -141,7 +141,7 @@ class Whole(Candidate):
             item._replace(nbytes=-(-item.nbytes // sharing.ranks))
             if item.persistent and sharing.cuts(item.nbytes)
             else item
-            for item in self.profile.items
+            for item in sums_of(self.profile.items, sharing)
         ]
         return self._changed(items=items)
 
@@ -239,7 +239,7 @@ class Whole(Candidate):
         moved, _ = belady.of_store(*self.events(choice, followed, keeps), budget_bytes)
         if passes > followed:
             fewer, _ = belady.of_store(*self.events(choice, followed - 1, keeps), budget_bytes)
-            for mine, its in ((moved.written, fewer.written), (moved.read, fewer.read)):
+            for mine, its in zip(moved.by_phase, fewer.by_phase, strict=True):
                 for phase in PHASES[:-1]:
                     mine[phase] += (passes - followed) * max(0, mine[phase] - its[phase])
         return moved
@@ -367,6 +367,11 @@ class Whole(Candidate):
         """Return the most saved bytes that recomputing one layer frees; recomputation needs that much memory again."""
         parts = [[unit.whole, *unit.children] for unit in self.units]
         return max(sum(part.freed_bytes for part in each if part.path in choice.paths) for each in parts)
+
+
+def sums_of(items: Sequence[Item], sharing: Sharing) -> list[Item]:
+    """Return the arrays of a process among others: the sum of their gradients is no bfloat16 number."""
+    return [item if sharing.ranks == 1 or item.persistent else item._replace(in_halves=False) for item in items]
 
 
 def _spread(kinds: Sequence[tuple[np.dtype, int]], begin: float, end: float) -> list[Gradient]:

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,10 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad import labels
+from spillgrad.autograd.core.grad_mode import no_grad
+from spillgrad.errors import BudgetError
 from spillgrad.generator import default_generator
+from spillgrad.models.language_model import LanguageModel
 from spillgrad.nn.module import Module
 from spillgrad.nn.module_calls import around_forward
 from spillgrad.nn.parameter import Parameter
@@ -31,14 +33,17 @@ from spillgrad.spill.offload.needs import ALONE, Sharing
 from spillgrad.spill.offload.training import FRAMEWORK
 from spillgrad.spill.planning.formats import EXACTLY, Formats
 from spillgrad.spill.planning.record import Recorder, Unit
+from spillgrad.spill.planning.temporary_folder import temporary_folder
 from spillgrad.spill.save_on_disk import save_on_disk
 from spillgrad.spill.tensor_memory import Spilled
 from spillgrad.storage.counters import rss_bytes
+from spillgrad.storage.disk import halves
 from spillgrad.storage.disk.source_file import SourceExtent
 from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.jit.compile import counts
 from spillgrad_kernels.memory import buffers
 
 # The number of layers that run. The first may differ from the others; the second is measured for all others.
@@ -48,11 +53,14 @@ OUTSIDE, HEAD = -1, -2
 # Measuring ends after this number of steps, or after this time.
 _STEPS = 4
 _MEASURED_S = 8.0
+# The most tokens of a text that a model continues. Fewer would be too little for kernels of several threads.
+_PROMPT = 64
 # Measured memory is rounded up to multiples of this; two measurements differ by about as much.
 _STEP_BYTES = 2 << 20
 # The interval at which memory is measured.
 _LOOK_EVERY_S = 1e-3
-MAX_GRAD_NORM = 1.0
+# So small that each step scales its gradients, as steps of a training may.
+MAX_GRAD_NORM = 1e-3
 
 MakeOptimizer = Callable[[list[Parameter]], Optimizer]
 Step = Callable[[Module], Tensor]
@@ -189,14 +197,18 @@ def profile(
         If the budget is too small for a layer.
     """
     state = default_generator.get_state()
-    with tempfile.TemporaryDirectory(dir=directory, prefix="plan-") as place:
+    with temporary_folder(directory, "plan-") as place:
         watched = _Watched(
             build, depth, step, make_optimizer, place, ram_budget, offload, mixed_precision, accumulate,
             steps_in_backward and accumulate == 1, formats,
         )  # fmt: skip
         watched.busy_s_per_byte, watched.sharing = busy_s_per_byte, sharing
         try:
-            return watched.profile(_STEPS) if like is None else _timed_as(like, watched.profile(1))
+            compiled = counts.compiled
+            found = watched.profile(_STEPS) if like is None else _timed_as(like, watched.profile(1))
+            if counts.compiled > compiled:  # the next process, which trains, is to find all kernels on disk
+                watched.use_between_steps()
+            return found
         finally:
             watched.close()
             default_generator.set_state(state)
@@ -305,6 +317,18 @@ class _Watched:
         self.optimizer.zero_grad()
         self.enter("end")
 
+    def use_between_steps(self) -> None:
+        """Evaluate a language model, and have it continue a text: both use kernels that a step does not."""
+        self.trace.stop()
+        if not isinstance(self.model, LanguageModel):  # nobody knows how others are used
+            return
+        prompt = np.zeros((1, min(_PROMPT, -(-self.model.config.context // 2))), np.int64)
+        precision = autocast("cpu") if self._mixed_precision else contextlib.nullcontext()
+        self.model.eval()
+        with contextlib.suppress(BudgetError), no_grad(), precision:
+            self._loss(self.model)
+            self.model.generate(prompt, 2)
+
     def _pass(self) -> None:
         """Run forward and backward on a batch; the records of this batch replace those of the batch before."""
         self.recorder, self.marks, self.moved = Recorder(), {}, {}
@@ -314,7 +338,7 @@ class _Watched:
         with self.spill, around_forward(self, self.around), precision:
             loss = self._loss(self.model)
         self.enter("backward")
-        loss.backward()
+        (loss if self._accumulate == 1 else loss * (1 / self._accumulate)).backward()
 
     def profile(self, steps: int) -> Profile:
         self.step()  # compiles kernels and creates the optimizer's state
@@ -409,12 +433,17 @@ class _TracedStore(DiskStore):
     """A store whose trace, once it has one, sees the requests."""
 
     trace: "_Trace | None" = None
+    phase: str | None = None
     keeps_all = False  # rows of tables are read, as where the model does not fit
 
-    def put(self, *args: Any, **options: Any) -> Handle:
-        handle = super().put(*args, **options)
+    def begin_phase(self, name: str | None) -> None:
+        self.phase = name
+        super().begin_phase(name)
+
+    def put(self, array: Any, *args: Any, **options: Any) -> Handle:
+        handle = super().put(array, *args, **options)
         if self.trace is not None:
-            self.trace.note_put(handle)
+            self.trace.note_put(handle, array)
         return handle
 
     def get(self, handle: Handle) -> np.ndarray:
@@ -489,11 +518,17 @@ class _Trace:
         """Record the key of the memory that a handle refers to."""
         self.keys[self._number(handle)] = key
 
-    def note_put(self, handle: Handle) -> None:
+    def note_put(self, handle: Handle, array: Any) -> None:
         """Record that an array was put, unless it was there already."""
         if handle.sequence not in self._live:
             self._live.add(handle.sequence)
             self._note("put", handle)
+            if getattr(handle, "persistent", False) and isinstance(array, np.ndarray):
+                self._set_in_halves(handle, halves.encoding_of(array) is not None)
+
+    def _set_in_halves(self, handle: Handle, in_halves: bool) -> None:
+        number = self._number(handle)
+        self.items[number] = self.items[number]._replace(in_halves=in_halves)
 
     def note_use(self, kind: str, handle: Handle) -> None:
         """Record that an array will be used ("use") or changed ("change")."""
@@ -501,6 +536,9 @@ class _Trace:
         if handle.label.op == "state" and self._watched.phase == "backward":
             self._watched.enter("update")
         self._note(kind, handle)
+        if kind == "change" and self._store.phase != "update":
+            # The sum of two bfloat16 numbers is none. A gradient that an update changes is dropped then.
+            self._set_in_halves(handle, False)
 
     def _dropped(self, handle: Handle) -> None:
         self._live.discard(handle.sequence)
@@ -516,8 +554,11 @@ class _Trace:
             number = self._numbers[handle.sequence] = len(self.items)
             # A gradient lives from backward to its update only, so no step begins with it.
             is_persistent = bool(getattr(handle, "persistent", False)) and handle.label.op != "gradient"
-            is_in_place = isinstance(getattr(handle, "extent", None), SourceExtent)
-            self.items.append(Item(handle.nbytes, is_persistent, is_in_place))
+            source = getattr(handle, "extent", None)
+            if not isinstance(source, SourceExtent):
+                source = None
+            in_halves = source is not None and 2 * source.stored_bytes == handle.nbytes
+            self.items.append(Item(handle.nbytes, is_persistent, source is not None, in_halves))
             self.labels.append(handle.label)
             self.keys.append(None)
         return number

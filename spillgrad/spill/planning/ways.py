@@ -15,7 +15,7 @@ from spillgrad.spill.planning.candidate import Prediction, best, least_bytes
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.formats import EXACTLY, Asked, Formats
 from spillgrad.spill.planning.machine import Machine, measure
-from spillgrad.spill.planning.predict import Whole
+from spillgrad.spill.planning.predict import Whole, sums_of
 from spillgrad.spill.planning.profile import Profile, profile
 from spillgrad.storage.sizes import format_bytes
 from spillgrad.tensor import Tensor
@@ -136,7 +136,8 @@ class Ways:
                 if not 0 < budget_bytes <= self._ram_bytes * _MOST_PROFILE_SHARE:
                     break
             else:
-                found = dataclasses.replace(found, base_bytes=found.base_bytes + self._beside_bytes)
+                items = sums_of(found.items, self._sharing)
+                found = dataclasses.replace(found, base_bytes=found.base_bytes + self._beside_bytes, items=items)
                 self._known.setdefault(offload, found)
                 return Whole(found, self._depth, self._machine, self._sharing)
         raise BudgetError(

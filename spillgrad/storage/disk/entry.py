@@ -39,6 +39,11 @@ class DiskEntry(Entry):
         return self.nbytes + self.staging_bytes
 
     @property
+    def fetched_bytes(self) -> int:
+        """How many bytes of the disk a read of the whole array takes."""
+        return 0 if self.extent is None else self.extent.stored_bytes
+
+    @property
     def went_through_page_cache(self) -> bool:
         """Whether the array was written through the page cache although its file allows direct I/O."""
         return self.extent is not None and self.extent.cached

@@ -44,12 +44,12 @@ class PayloadFile:
             self._move(os.pwritev, payload, file_offset, cached)
             return
         try:
-            buffer = buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
+            buffer = copy_buffer(nbytes)
         except MemoryError:  # write without a buffer: once written, the array can be freed
             self._move(os.pwritev, payload, file_offset, cached=True)
             return
-        for done in range(0, nbytes, _COPIED_BYTES):
-            piece = payload[done : done + _COPIED_BYTES]
+        for done in range(0, nbytes, buffer.nbytes):
+            piece = payload[done : done + buffer.nbytes]
             buffer[: piece.size] = piece
             self._move(os.pwritev, buffer[: piece.size], file_offset + done, cached)
 
@@ -80,6 +80,11 @@ class PayloadFile:
                 break
             done += count
         return done
+
+
+def copy_buffer(nbytes: int) -> np.ndarray:
+    """Return a page-aligned buffer, to which the parts of a payload of `nbytes` are copied before they are written."""
+    return buffers.empty((min(_COPIED_BYTES, nbytes),), np.uint8)
 
 
 def _is_at_page(payload: np.ndarray) -> bool:

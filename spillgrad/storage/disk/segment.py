@@ -3,16 +3,13 @@
 `docs/how_it_works/files.md` describes the file.
 """
 
-import atexit
 import bisect
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import operator
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +17,8 @@ import numpy as np
 import xxhash
 
 from spillgrad.errors import SpillCorruptionError
-from spillgrad.storage.codecs import Encoding, filters
-from spillgrad.storage.disk import hdf5
+from spillgrad.storage.codecs import EXACT_BF16, Encoding, filters
+from spillgrad.storage.disk import hdf5, open_segments
 from spillgrad.storage.disk.chunks import (
     PAGE_BYTES,
     TOLD_PIECES_MAX,
@@ -31,6 +28,7 @@ from spillgrad.storage.disk.chunks import (
     join_pieces,
     places,
 )
+from spillgrad.storage.disk.halves import halves_of, room_for_halves, spread
 from spillgrad.storage.disk.hdf5_types import hdf5_type
 from spillgrad.storage.disk.holes import hole_bytes, punch
 from spillgrad.storage.disk.payload import PayloadFile
@@ -75,6 +73,11 @@ class Extent:
         return 0 if self.encoding is None else self.encoding.staging_bytes
 
     @property
+    def holds_halves(self) -> bool:
+        """Whether the file holds the upper halves of float32 numbers."""
+        return self.encoding is not None and self.encoding.codec == EXACT_BF16
+
+    @property
     def fits_one_only(self) -> bool:
         """Whether no other array can reuse the place, because compression determined the sizes of its chunks."""
         return self.encoding is not None and bool(self.encoding.chunks)
@@ -103,20 +106,23 @@ class Extent:
         """
         self.cached = cached
         segment = self.segment
-        payload = array.reshape(-1).view(np.uint8).data
+        payload = array.reshape(-1).view(np.uint8)
         digest = xxhash.xxh3_64()
         for file_offset, start, nbytes in self.pieces:
-            if segment.checksums:
-                digest.update(payload[start : start + nbytes])
-            try:
-                segment.payload.write(array, start, nbytes, file_offset, cached)
-            except OSError:
-                segment.is_full = True
-                raise
+            parts = halves_of(array, start, nbytes) if self.holds_halves else [payload[start : start + nbytes]]
+            for part in parts:
+                if segment.checksums:
+                    digest.update(part.data)
+                try:
+                    segment.payload.write(part, 0, part.nbytes, file_offset, cached)
+                except OSError:
+                    segment.is_full = True
+                    raise
+                file_offset += part.nbytes
         if segment.checksums:
             self.checksum = digest.intdigest()
             if self.blocks is not None:
-                self.blocks.agree(0, payload)
+                self.blocks.agree(0, payload.data)
         self.written = True
 
     def read(self, into: np.ndarray) -> None:
@@ -124,20 +130,25 @@ class Extent:
 
         Raises SpillCorruptionError if the bytes differ from those written. Raises OSError if the read fails.
         """
-        payload = into.reshape(-1).view(np.uint8).data
+        payload = room_for_halves(into) if self.holds_halves else into.reshape(-1).view(np.uint8)
         digest = xxhash.xxh3_64()
         for file_offset, start, nbytes in self.pieces:
-            missing = nbytes - self.segment.payload.read(into, start, nbytes, file_offset, self.cached)
+            missing = nbytes - self.segment.payload.read(payload, start, nbytes, file_offset, self.cached)
             if missing:
                 raise self.corrupt(f"the file ends {missing} bytes too early")
             if self.checksum is not None:
-                digest.update(payload[start : start + nbytes])
+                digest.update(payload[start : start + nbytes].data)
         if self.checksum not in (None, digest.intdigest()):
             raise self.corrupt(f"checksum {digest.intdigest():016x}, written with {self.checksum:016x}")
+        if self.holds_halves:
+            spread(into)
 
     def take_blocks(self) -> None:
-        """Prepare to take the checksums of pages, so that parts can be read."""
-        if self.segment.checksums:
+        """Prepare to take the checksums of pages as they are written, so that parts can be read.
+
+        A no-op for upper halves, which are not in memory together: the first read of parts takes them.
+        """
+        if self.segment.checksums and not self.holds_halves:
             self.blocks = BlockDigests(0, self.stored_bytes)
 
     def read_spans(self, spans: np.ndarray, into: np.ndarray) -> int:
@@ -152,12 +163,15 @@ class Extent:
                 raise self.corrupt(f"checksum {digest:016x}, written with {self.checksum:016x}")
             self.blocks = blocks
             nbytes += whole
-        target = into.view(np.uint8)
+        target = room_for_halves(into) if self.holds_halves else into.view(np.uint8)
 
         def put(content: np.ndarray, start: int) -> None:
             target[start : start + content.size] = content
 
-        return nbytes + read_spans(self, spans * into.itemsize, 0, whole, put)
+        nbytes += read_spans(self, spans * self.dtype.itemsize, 0, whole, put)
+        if self.holds_halves:
+            spread(into)
+        return nbytes
 
     def announce(self, start: int, stop: int) -> None:
         """Have the system begin to read bytes of the array into the page cache."""
@@ -213,11 +227,11 @@ class Segment:
         self._live: set[Extent] = set()
         self.is_full = False  # the disk refused a write
         self._failed = False
-        abandon_at_exit()
+        open_segments.abandon_at_exit()
         access = hdf5.h5p.create(hdf5.h5p.FILE_ACCESS)
         access.set_alignment(PAGE_BYTES, PAGE_BYTES)
         access.set_fclose_degree(hdf5.h5f.CLOSE_STRONG)
-        with _opening, contextlib.ExitStack() as undo:
+        with open_segments.opening, contextlib.ExitStack() as undo:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             undo.callback(os.unlink, path)
             undo.callback(os.close, self._fd)
@@ -227,7 +241,7 @@ class Segment:
             access.set_fileobj_driver(hdf5.h5fd.fileobj_driver, self._structure)
             self._file = hdf5.h5f.create(os.fsencode(path), hdf5.h5f.ACC_TRUNC, fapl=access)
             undo.pop_all()
-            _open.add(self)
+            open_segments.present.add(self)
 
     @property
     def live_datasets(self) -> int:
@@ -359,13 +373,13 @@ class Segment:
 
     def abandon(self) -> None:
         """Close the file without writing to it."""
-        with _opening:
-            if self in _open:
+        with open_segments.opening:
+            if self in open_segments.present:
                 self._structure.abandon()
                 self._file.close()
                 self.payload.close()
                 os.close(self._fd)
-                _open.discard(self)
+                open_segments.present.discard(self)
 
     @contextlib.contextmanager
     def _structural_change(self) -> Iterator[None]:
@@ -460,33 +474,3 @@ class Segment:
 
 def _dataset_name(sequence: int) -> str:
     return f"{sequence:08d}"
-
-
-# When the process ends, HDF5 closes open files through an interpreter that is gone by then. A forked child, which has
-# its parent's files open, would keep their disk occupied. So both close all files in `_open` first. A fork waits for
-# `_opening`, so that every file that the child inherits is in `_open`.
-_open: set[Segment] = set()
-_opening = threading.RLock()  # the child closes the files before it releases the lock
-
-
-def _abandon_all() -> None:
-    for segment in list(_open):
-        segment.abandon()
-
-
-def _abandon_parents() -> None:
-    _abandon_all()
-    _opening.release()
-
-
-@functools.cache
-def abandon_at_exit() -> None:
-    """Register functions that close the open files when the process ends, and in every forked child.
-
-    First loads h5py, which registers its own functions: those registered last run first. At exit, h5py removes what
-    is needed to close files. Before a fork, h5py takes its lock; a thread that holds `_opening` to open a file may wait
-    for that lock, so `_opening` must be taken first.
-    """
-    hdf5.load()
-    atexit.register(_abandon_all)
-    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_abandon_parents)

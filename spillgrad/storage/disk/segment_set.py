@@ -92,6 +92,10 @@ class SegmentSet:
         finally:
             self.measure(segment)
 
+    def keeps(self, array: np.ndarray) -> bool:
+        """Return whether a place is kept for an array of this shape and dtype."""
+        return bool(self._waiting.get((array.shape, array.dtype)))
+
     def _make_way(self, nbytes: int) -> None:
         """Punch holes if `nbytes` more would make the files over 5 % larger than the most bytes that were ever live."""
         live_bytes = sum(segment.live_bytes for segment in self._segments)

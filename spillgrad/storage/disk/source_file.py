@@ -248,6 +248,11 @@ class SourceExtent:
         else:
             target[:] = content.view(self._dtype)
 
+    @property
+    def stored_bytes(self) -> int:
+        """The number of bytes that the file holds for the array."""
+        return self._nbytes
+
     def corrupt(self, what: str) -> SpillCorruptionError:
         """Return the SpillCorruptionError for an array that came back damaged; `what` describes the damage."""
         return SpillCorruptionError(
@@ -260,7 +265,7 @@ class NoValues:
     """The place of an array that has no values yet. Read all the same, it is zeros."""
 
     encoding = None
-    staging_bytes = 0
+    staging_bytes = stored_bytes = 0
     cached = False
 
     def read(self, into: np.ndarray) -> None:

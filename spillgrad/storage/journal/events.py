@@ -125,11 +125,12 @@ class ToldEvent(ArrayEvent, gc=False):
 
 
 class Read(ToldEvent, tag="read", gc=False):
-    """An array was read, or `part` of its bytes; `ahead` is true for a prefetch."""
+    """An array was read, or `part` of its bytes; `ahead` is true for a prefetch. Encoded, it was `stored` bytes."""
 
     took: Seconds = 0.0
     ahead: bool | UnsetType = UNSET
     part: Count | UnsetType = UNSET
+    stored: Count | UnsetType = UNSET
 
 
 class Shrink(ToldEvent, tag="shrink", gc=False):
@@ -238,6 +239,7 @@ class Stats(msgspec.Struct, gc=False):
     written_bytes: Count = 0
     stored_bytes: Count = 0
     read_bytes: Count = 0
+    fetched_bytes: Count = 0
     live_bytes: Count = 0
     ram_bytes: Count = 0
     peak_ram_bytes: Count = 0

@@ -25,17 +25,24 @@ PHASES = ("forward", "backward", "update")
 class Item(NamedTuple):
     """An array of `nbytes` bytes; a persistent one is live in every step.
 
-    One that is read `in_place`, from a file that is not of the store, is never changed, and takes no room on disk.
+    One that is read `in_place`, from a file that is not of the store, is never changed, and takes no room on disk. Of
+    one `in_halves`, the disk holds the upper halves of its numbers.
     """
 
     nbytes: int
     persistent: bool = False
     in_place: bool = False
+    in_halves: bool = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that move where it is written or read."""
+        return self.nbytes // 2 if self.in_halves else self.nbytes
 
     @property
     def stored_bytes(self) -> int:
         """The bytes that it takes in the files of the store."""
-        return 0 if self.in_place else self.nbytes
+        return 0 if self.in_place else self.moved_bytes
 
 
 class Event(NamedTuple):
@@ -50,16 +57,24 @@ class Event(NamedTuple):
 class Traffic:
     """Bytes written and read in each phase, and the most bytes in RAM, on disk, and live.
 
-    On disk and live count what is the store's, and no array that is read in place.
+    `stored` and `fetched` are what the written and the read arrays take on disk. On disk and live count what is the
+    store's, and no array that is read in place.
     `missed` holds the positions of the events whose array was on disk only.
     """
 
     written: dict[str, int]
     read: dict[str, int]
+    stored: dict[str, int]
+    fetched: dict[str, int]
     ram_bytes: int = 0
     disk_bytes: int = 0
     live_bytes: int = 0
     missed: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def by_phase(self) -> tuple[dict[str, int], ...]:
+        """All bytes that moved, by phase."""
+        return self.written, self.read, self.stored, self.fetched
 
     @property
     def written_bytes(self) -> int:
@@ -105,14 +120,15 @@ class _Simulation:
         self._got: int | None = None  # the item that was got last
         self._live_bytes = 0
         self._began = 0
-        self._traffic = Traffic({}, {})
+        self._traffic = Traffic({}, {}, {}, {})
         for number, item in enumerate(items):
             if item.persistent:  # as if it had been written before the first step
                 self._store(number)
-                self._live_bytes += item.stored_bytes
+                self._live_bytes += 0 if item.in_place else item.nbytes
 
     def step(self) -> Traffic:
-        self._traffic = Traffic(dict.fromkeys(PHASES, 0), dict.fromkeys(PHASES, 0), self._ram_bytes, self._disk_bytes)
+        written, read, stored, fetched = (dict.fromkeys(PHASES, 0) for _ in range(4))
+        self._traffic = Traffic(written, read, stored, fetched, self._ram_bytes, self._disk_bytes)
         self._traffic.live_bytes = self._live_bytes
         for place, (kind, item, phase) in enumerate(self._events):
             when = self._began + self._next[place]
@@ -126,6 +142,7 @@ class _Simulation:
             else:
                 if item not in self._needed and self._got != item:
                     self._traffic.read[phase] += self._items[item].nbytes
+                    self._traffic.fetched[phase] += self._items[item].moved_bytes
                     self._traffic.missed.add(place)
                 if kind == "change":
                     self._dirty.add(item)
@@ -157,6 +174,7 @@ class _Simulation:
                 if last in self._dirty:
                     self._dirty.discard(last)
                     self._traffic.written[phase] += self._items[last].nbytes
+                    self._traffic.stored[phase] += self._items[last].moved_bytes
                     self._store(last)
         self._traffic.ram_bytes = max(self._traffic.ram_bytes, self._ram_bytes)
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.disk.segment import Extent, abandon_at_exit
+from spillgrad.storage.disk.open_segments import abandon_at_exit
+from spillgrad.storage.disk.segment import Extent
 from spillgrad.storage.disk.segment_set import SegmentSet
 from spillgrad.storage.journal import late_events as events
 from spillgrad.storage.journal.writer import WRITE_EVERY_S, Summary

@@ -76,7 +76,7 @@ class Loader:
 
         Count the memory of the checksums of its pages. Return False if parts cannot be read.
         """
-        if not entry.is_absent or entry.extent is None or entry.extent.encoding is not None:
+        if not entry.is_absent or entry.extent is None or entry.staging_bytes:  # to decode takes the whole
             return False
         if not entry.digest_bytes:
             entry.digest_bytes = digest_bytes(entry.nbytes)
@@ -87,7 +87,7 @@ class Loader:
         return True
 
     def read_spans(self, entry: DiskEntry, spans: np.ndarray, into: np.ndarray) -> None:
-        """Read parts of an entry that has no encoding, after `begin_spans`, for a caller. Called without the lock."""
+        """Read parts of an entry, after `begin_spans`, for a caller. Called without the lock."""
         started = time.perf_counter()
         nbytes = 0
         try:

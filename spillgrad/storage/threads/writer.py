@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from spillgrad.errors import SpillError
-from spillgrad.storage.codecs import Codec, Lossless
+from spillgrad.storage.codecs import Codec, Encoding, Lossless
+from spillgrad.storage.disk import halves
 from spillgrad.storage.disk.entry import DiskEntry
 from spillgrad.storage.disk.io_error import io_error
 from spillgrad.storage.disk.segment import Extent
@@ -236,15 +237,29 @@ class Writer:
 
     def _place(self, entry: DiskEntry) -> None:
         """Find a place for an array, and have an I/O thread write it there. Called without the lock."""
+        payload = _payload(entry)
         encoding = None if entry.encoded is None else entry.encoded.encoding
         try:
-            extent = self._segments.place(_payload(entry), entry.stored_as, entry.label, entry.views, encoding)
+            # Of persistent arrays only: nobody changes these while they are written.
+            if self._codec is None and entry.persistent and entry.arrival is None:
+                encoding = self._in_halves(payload)
+                payload = payload if encoding is None else halves.form_of(encoding)
+            extent = self._segments.place(payload, entry.stored_as, entry.label, entry.views, encoding)
         except Exception as caught:
             self._written(entry, None, io_error("write", entry, self._state.directory, caught))
             return
         if entry.digest_bytes:
             extent.take_blocks()
         self._submit(self._move, entry, extent)
+
+    def _in_halves(self, array: np.ndarray) -> Encoding | None:
+        """Return how to store the upper halves of an array alone; None if it is to be stored as it is."""
+        encoding = halves.encoding_of(array)
+        # A place that is kept costs no time. A gradient to which a step adds has such places from the second step on:
+        # one for all its forms, and not one for the first batch that is given up for the next.
+        if encoding is None or self._segments.keeps(halves.form_of(encoding)) or not self._segments.keeps(array):
+            return encoding
+        return None
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
         with self._state.lock:

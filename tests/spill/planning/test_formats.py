@@ -99,7 +99,7 @@ def test_frozen_weights_in_files_take_no_disk_and_no_room_for_planes(to: str | N
     )  # fmt: skip
     assert whole.least_budget == offload.least_budget
     predicted = whole.predict(budget_bytes)
-    written, read = moved(offload, 1)
+    written, read, _ = moved(offload, 1)
     allowed = 0.15 * (written + read) + 0.03 * (predicted.saved_bytes + nbytes_of(model))
     assert predicted.written_bytes == pytest.approx(written, abs=allowed)
     assert predicted.read_bytes == pytest.approx(read, abs=allowed)
@@ -133,8 +133,8 @@ def test_quantized_weights_without_adapters_and_positions_that_a_model_lacks_are
 # Formats of weights and state
 
 
-def moved(offload: sg.disk_offload, accumulate: int) -> tuple[int, int]:
-    """Train under `autocast`; return the bytes written and read in the fifth step."""
+def moved(offload: sg.disk_offload, accumulate: int) -> tuple[int, int, int]:
+    """Train under `autocast`; return the bytes written and read in the fifth step, and what these are on disk."""
     spill = sg.save_on_disk(offload)
     tier = spill._store._state.tier
     for _ in range(5):
@@ -148,7 +148,9 @@ def moved(offload: sg.disk_offload, accumulate: int) -> tuple[int, int]:
         offload.optimizer.zero_grad()
     wait_until(lambda: not tier.dirty.has_must_spill and not tier.writing_bytes)
     after = spill.stats()
-    return after.written_bytes - before.written_bytes, after.read_bytes - before.read_bytes
+    names = "written_bytes", "read_bytes", "stored_bytes", "fetched_bytes"
+    written, read, stored, fetched = (getattr(after, name) - getattr(before, name) for name in names)
+    return written, read, stored + fetched
 
 
 FORMATS = [
@@ -191,11 +193,35 @@ def test_two_layers_tell_what_six_move_in_any_format(formats: Formats, accumulat
             if isinstance(value, sg.Tensor)
         )
         assert state == 0  # before the first update
-        written, read = moved(offload, accumulate)
+        written, read, on_disk = moved(offload, accumulate)
         allowed = 0.15 * (written + read) + 0.03 * (saved + persistent)
         assert predicted.written_bytes == pytest.approx(written, abs=allowed)
         assert predicted.read_bytes == pytest.approx(read, abs=allowed)
+        assert predicted.io_s * QUICK.disk.read_bytes_per_s == pytest.approx(on_disk, abs=allowed)
         del offload
+
+
+def sgd(parameters: list[sg.nn.Parameter]) -> sg.optim.Optimizer:
+    return sg.optim.SGD(parameters, lr=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [adamw, sgd])
+def test_gradients_of_bfloat16_numbers_move_as_such_and_plans_know_it(
+    optimizer: Callable[[list[sg.nn.Parameter]], sg.optim.Optimizer], tmp_path: Path
+):
+    found = profile(gpt, 6, loss_of, optimizer, tmp_path, ram_budget=64 << 20, offload=True, mixed_precision=True)
+    whole = Whole(found, 6, QUICK)
+    predicted = whole.predict(whole.least_budget)
+    options = {"ram_budget": whole.least_budget, "step_in_backward": True, "max_grad_norm": 1e-6}
+    offload = sg.disk_offload(lambda: gpt(6), optimizer, tmp_path, **options)
+    written, read, on_disk = moved(offload, 1)
+    gradients = sum(item.nbytes for item in whole.events()[0] if item.in_halves)
+    assert gradients > 0.8 * nbytes_of(offload.model)
+    # Each is written and read once.
+    assert written + read - on_disk == pytest.approx(gradients, rel=0.2)
+    told = predicted.io_s * QUICK.disk.read_bytes_per_s
+    assert told == pytest.approx(on_disk, rel=0.15)
+    assert predicted.written_bytes + predicted.read_bytes - told > 0.8 * gradients
 
 
 # What a plan chooses

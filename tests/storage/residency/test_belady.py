@@ -49,6 +49,13 @@ def test_what_changes_is_written_when_it_leaves_ram_and_has_one_place_on_disk():
     assert run(items, events, 20).written_bytes == 0
 
 
+def test_halves_of_numbers_move_half_the_bytes_and_take_half_of_the_disk_but_the_whole_ram():
+    items = [Item(10, persistent=True, in_halves=True), Item(10, persistent=True)]
+    traffic = run(items, [Event("change", i, "update") for i in (0, 1)], 0)
+    assert (traffic.written_bytes, traffic.read_bytes, traffic.ram_bytes, traffic.disk_bytes) == (20, 20, 20, 15)
+    assert traffic.stored == traffic.fetched == {"forward": 0, "backward": 0, "update": 15}
+
+
 def test_saved_arrays_and_parameters_share_the_budget_by_when_they_are_needed():
     items = [Item(10, persistent=True), Item(10), Item(10)]
     events = [Event("use", 0), Event("put", 1), Event("put", 2)]

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -120,14 +121,16 @@ def test_a_killed_run_goes_on_to_the_same_evaluations_and_the_same_end(place: li
     settings = ["--eval-every", "3", "--patience", "2"]
     assert main([*ARGUMENTS, *options, *settings, "--out", "whole", "--log-dir", "whole-log"]) == 0
     # In the first step after its first evaluation that is no better, a run is killed.
-    best = Training.settings_of(Path("whole/best"))[1]
-    program = KILL.format(step=best + 4)
+    found = [(line["step"], line["held_out_loss"]) for line in lines(here / "whole-log") if "held_out_loss" in line]
+    lowest = np.minimum.accumulate([loss for _, loss in found])
+    killed_at = next(step for (step, loss), before in zip(found[1:], lowest, strict=False) if loss >= before) + 1
+    program = KILL.format(step=killed_at)
     command = [*ARGUMENTS, *options, *settings, "--out", "out", "--log-dir", "log"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = subprocess.run([sys.executable, "-c", program, *command], env=environment, capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert max(line["step"] for line in lines(here / "log")) == best + 4
-    assert Training.settings_of(Path("out"))[1] < best + 4
+    assert max(line["step"] for line in lines(here / "log")) == killed_at
+    assert Training.settings_of(Path("out"))[1] < killed_at
     again = ["train", "--data", "text.txt", *place, "--save-every", "2", "--keep-best"]
     assert main([*again, "--resume", "out", "--log-dir", "log"]) == 0
     assert lines(here / "log") == lines(here / "whole-log")

@@ -33,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def record(step: int) -> StepRecord:
     return StepRecord(
         step=step, loss=2.5, tokens=64, duration_s=0.5, waited_s=0.125, rss_bytes=2**20, written_bytes=7, read_bytes=9,
+        stored_bytes=5, fetched_bytes=6,
         lr=0.25, grad_norm=1.5,
     )  # fmt: skip
 
@@ -59,7 +60,8 @@ def test_a_line_says_what_a_step_took_and_another_what_an_evaluation_found(tmp_p
     one, other = map(json.loads, (tmp_path / "new" / "log" / "metrics.jsonl").read_text().splitlines())
     assert one == {
         "step": 1, "loss": 2.5, "lr": 0.25, "grad_norm": 1.5, "tokens": 64, "tokens_per_s": 128.0, "seconds": 0.5,
-        "rss_bytes": 2**20, "written_bytes": 7, "read_bytes": 9, "waited_share": 0.25,
+        "rss_bytes": 2**20, "written_bytes": 7, "read_bytes": 9, "stored_bytes": 5,
+        "fetched_bytes": 6, "waited_share": 0.25,
     }  # fmt: skip
     assert other == {"step": 1, "held_out_loss": None, "batches": 2, "seconds": 0.75}
 

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from spillgrad.errors import BudgetError
+from spillgrad_kernels.jit.cache import CacheInfo
+from spillgrad_kernels.memory.system_memory import SystemMemory
 from spillgrad_tools import start_anew
+from spillgrad_tools.train import within
 from tests.waiting import wait_until
 
 TEXT = b"It was the best of times, it was the worst of times. " * 60
@@ -55,6 +59,36 @@ def test_two_plans_agree_on_the_least_memory_and_it_trains(tmp_path: Path):
         assert predicted <= (1024 if number == 0 else told[0])
         ram = f"{told[0]}MiB"
     assert max(told) <= 1.03 * min(told)
+
+
+def test_planning_compiles_all_that_the_run_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def kernels() -> set[Path]:
+        return {path for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+
+    plan = [sys.executable, "-m", "spillgrad_tools", "plan", *ARGUMENTS[3:5], *ARGUMENTS[7:], "--ram", "280MiB"]
+    subprocess.run(plan, cwd=tmp_path, check=True, capture_output=True)
+    compiled = kernels()
+    assert len(compiled) > 20
+    # The run evaluates, clips, and has the model continue a text.
+    printed, error = start(tmp_path, "--ram", "280MiB", "--out", "out", "--eval-every", "2").communicate(timeout=300)
+    assert ("held-out loss" in printed, error) == (True, "")
+    assert kernels() == compiled
+
+
+def test_a_first_run_that_has_no_memory_to_compile_in_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def require(files: int, available_mib: int) -> None:
+        found = CacheInfo(tmp_path, True, files, 0, 0, 0)
+        monkeypatch.setattr(within.cache, "info", lambda: found)
+        memory = SystemMemory(1 << 40, available_mib << 20)
+        monkeypatch.setattr(within, "system_memory", lambda: memory)
+        within._require_room_to_compile()
+
+    require(files=1, available_mib=1)
+    require(files=0, available_mib=1 << 14)
+    with pytest.raises(BudgetError, match=r"the first run compiles kernels, which takes .* MiB; run it once where"):
+        require(files=0, available_mib=1)
 
 
 def test_formats_that_were_asked_for_are_planned_say_what_they_cost_and_stay_when_the_run_goes_on(tmp_path: Path):

@@ -104,10 +104,10 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     yield "deduplicated", f"{format_bytes(stats.deduplicated_bytes)}{_share(stats.deduplicated_bytes, run)}"
     yield "kept in RAM", f"{format_bytes(run.kept_bytes)}, beside the store"
     written = f"{format_bytes(stats.written_bytes)}{_share(stats.written_bytes, run)}"
-    if stats.stored_bytes and stats.stored_bytes != stats.written_bytes:
-        written += f", stored as {format_bytes(stats.stored_bytes)} ({stats.written_bytes / stats.stored_bytes:.1f}:1)"
+    written += _on_disk(stats.written_bytes, stats.stored_bytes)
     yield "written", f"{written}{_speed(stats.written_bytes, stats.writing_s)}"
-    yield "read", f"{format_bytes(stats.read_bytes)}{_speed(stats.read_bytes, stats.reading_s)}"
+    read = f"{format_bytes(stats.read_bytes)}{_on_disk(stats.read_bytes, stats.fetched_bytes)}"
+    yield "read", f"{read}{_speed(stats.read_bytes, stats.reading_s)}"
     hits, misses = stats.cache_hits, stats.cache_misses
     if hits + misses:
         yield "hits", f"{hits:,}, and {misses:,} misses ({percent(hits, hits + misses)} were {HIT})"
@@ -161,6 +161,12 @@ def _settings(run: Run) -> Iterator[str]:
 
 def _share(part_bytes: int, run: Run) -> str:
     return f" ({percent(part_bytes, run.stats.packed_bytes)} of that packed)" if part_bytes else ""
+
+
+def _on_disk(nbytes: int, stored_bytes: int) -> str:
+    if stored_bytes in (0, nbytes):
+        return ""
+    return f", stored as {format_bytes(stored_bytes)} ({nbytes / stored_bytes:.1f}:1)"
 
 
 def _speed(nbytes: int, seconds: float) -> str:

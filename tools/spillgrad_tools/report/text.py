@@ -86,13 +86,16 @@ def figures(run: Run) -> list[Figure]:
     written = _share(stats.written_bytes, stats.packed_bytes, "of what came")
     if stats.stored_bytes != stats.written_bytes:
         written += f", stored as {format_bytes(stats.stored_bytes)}"
+    read = "came back"
+    if stats.fetched_bytes != stats.read_bytes:
+        read += f", from {format_bytes(stats.fetched_bytes)}"
     budget = run.settings.budget_bytes
     limit = "" if budget is None else f"of a budget of {format_bytes(budget)}"
     left = f"{format_bytes(stats.disk_bytes)} at the end" if stats.disk_bytes else ""
     found = [
         Figure("packed", format_bytes(stats.packed_bytes), f"{arrays:,} arrays came" if arrays else ""),
         Figure("written", format_bytes(stats.written_bytes), written),
-        Figure("read", format_bytes(stats.read_bytes), "came back"),
+        Figure("read", format_bytes(stats.read_bytes), read),
         Figure("waited", format_duration(waited_s), _share(waited_s, run.duration_s, "of the time")),
         Figure("most RAM", format_bytes(stats.peak_ram_bytes), limit),
         Figure("most disk", format_bytes(stats.peak_disk_bytes), left),
@@ -157,7 +160,7 @@ def settings(run: Run) -> list[tuple[str, str]]:
         ("began", run.began),
         ("took", format_duration(run.duration_s)),
         ("RAM budget", budget),
-        ("codec", told.codec or (None if told.encrypt is None else "none: arrays as they are")),
+        ("codec", told.codec or (None if told.encrypt is None else "none: nothing is lost")),
         ("encrypted", _yes_or_no(told.encrypt)),
         ("checksums", _yes_or_no(told.checksums)),
         ("on a full disk", told.on_full),

@@ -100,9 +100,7 @@ def show_report(
 ) -> None:  # fmt: skip
     """Print the final table of a run whose training took `duration_s`. Units: losses in nats per token."""
     stats = training.stats()
-    written, waited_s = format_bytes(stats.written_bytes), stats.wait_write_s + stats.wait_read_s
-    if stats.stored_bytes != stats.written_bytes:
-        written += f", stored as {format_bytes(stats.stored_bytes)}"
+    waited_s = stats.wait_write_s + stats.wait_read_s
     last = last_records[-1]
     steps = last.step - training.first_step
     speed = sum(record.tokens for record in last_records) / sum(record.duration_s for record in last_records)
@@ -123,14 +121,18 @@ def show_report(
     rows |= {
         "saved tensors packed": format_bytes(stats.packed_bytes),
         "deduplicated": format_bytes(stats.deduplicated_bytes),
-        "written to disk": written,
-        "written a step": format_bytes(last.written_bytes // steps),
-        "read from disk": format_bytes(stats.read_bytes),
-        "read a step": format_bytes(last.read_bytes // steps),
+        "written to disk": _moved(stats.written_bytes, stats.stored_bytes),
+        "written a step": _moved(last.written_bytes // steps, last.stored_bytes // steps),
+        "read from disk": _moved(stats.read_bytes, stats.fetched_bytes),
+        "read a step": _moved(last.read_bytes // steps, last.fetched_bytes // steps),
         "waited for the disk": f"{waited_s:.1f} s ({waited_s / duration_s:.1%} of the time)",
         "saved checkpoints": f"{saves.count}, in {saves.seconds:.1f} s",
     }
     console.print(named_values(rows))
+
+
+def _moved(nbytes: int, on_disk: int) -> str:
+    return format_bytes(nbytes) + ("" if on_disk == nbytes else f", stored as {format_bytes(on_disk)}")
 
 
 def show_sample(console: Console, sample: str) -> None:

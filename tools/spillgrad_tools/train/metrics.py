@@ -57,6 +57,7 @@ class Metrics:
             "step": record.step, "loss": record.loss, "lr": record.lr, "grad_norm": record.grad_norm,
             "tokens": record.tokens, "tokens_per_s": record.tokens_per_s, "seconds": record.duration_s,
             "rss_bytes": record.rss_bytes, "written_bytes": record.written_bytes, "read_bytes": record.read_bytes,
+            "stored_bytes": record.stored_bytes, "fetched_bytes": record.fetched_bytes,
             "waited_share": record.wait_share,
         })  # fmt: skip
 

@@ -46,7 +46,10 @@ MakeOffload = Callable[..., sg.disk_offload]
 
 @dataclasses.dataclass(frozen=True)
 class StepRecord:
-    """The record of one optimizer step; `written_bytes` and `read_bytes` count from the start of training."""
+    """The record of one optimizer step. Bytes count from the start of training.
+
+    `stored_bytes` and `fetched_bytes` are what the written and the read arrays take on disk.
+    """
 
     step: int
     loss: float
@@ -57,6 +60,8 @@ class StepRecord:
     rss_bytes: int
     written_bytes: int
     read_bytes: int = 0
+    stored_bytes: int = 0
+    fetched_bytes: int = 0
     lr: float = 0.0
     grad_norm: float | None = None
     """Before clipping."""
@@ -307,12 +312,13 @@ class Training:
         self.step += 1
         # Raise before a checkpoint of such weights could be saved.
         self._require_finite("gradient norm", norm, f"step {self.step}")
-        stats = self.stats()
+        stats, before = self.stats(), self._before
         return StepRecord(
             step=self.step, loss=value, tokens=batch.x.size, duration_s=time.perf_counter() - started,
             waited_s=_waited_s(stats) - waited_before_s, rss_bytes=self._process.memory_info().rss,
-            written_bytes=stats.written_bytes - self._before.written_bytes,
-            read_bytes=stats.read_bytes - self._before.read_bytes, lr=lr, grad_norm=norm,
+            written_bytes=stats.written_bytes - before.written_bytes, read_bytes=stats.read_bytes - before.read_bytes,
+            stored_bytes=stats.stored_bytes - before.stored_bytes,
+            fetched_bytes=stats.fetched_bytes - before.fetched_bytes, lr=lr, grad_norm=norm,
         )  # fmt: skip
 
     def _forward(self, number: int, part: Batch) -> Any:

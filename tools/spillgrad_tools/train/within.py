@@ -14,13 +14,15 @@ from spillgrad.models.catalogue import Config
 from spillgrad.spill.planning.plan import Model
 from spillgrad.storage.counters import rss_bytes
 from spillgrad.storage.sizes import format_bytes, parse_bytes
+from spillgrad_kernels.jit import cache
+from spillgrad_kernels.jit.compile import DISABLE_JIT
 from spillgrad_kernels.memory.system_memory import system_memory
 from spillgrad_tools import fresh_process, start_anew
 from spillgrad_tools.quantities import format_duration
 from spillgrad_tools.train.data import TrainingData
 from spillgrad_tools.train.display import show_line
 from spillgrad_tools.train.options import TrainOptions, TrainSettings
-from spillgrad_tools.train.plan import require_disk
+from spillgrad_tools.train.plan import least_to_plan, require_disk, with_room_to_plan
 from spillgrad_tools.train.ranks import Ranks
 from spillgrad_tools.train.rough_need import rough_need
 from spillgrad_tools.train.training import config_of
@@ -30,9 +32,8 @@ from spillgrad_tools.train.training import config_of
 _LEFT_BYTES, _LEFT_SHARE, _MOST_LEFT_SHARE = 512 << 20, 0.1, 0.5
 # Data that takes less than this share of the memory is a part of the plan's margin.
 _NOTICED_SHARE = 0.02
-# What planning takes, beside what is in memory when it begins, for the smallest model: the compiler's libraries,
-# threads, files. Measured as the least control group that does not end it.
-_PLANNING_BYTES = 100 << 20
+# What compiling takes beside planning, where no kernels are on disk yet. Measured as the least control group, too.
+_COMPILING_BYTES = 192 << 20
 # What MPI takes in each process when messages travel, beside what it takes at the beginning.
 _MESSAGES_BYTES = 32 << 20
 # The share of the memory that a rough guess, which is too high, may take: then nothing is measured.
@@ -113,7 +114,7 @@ def within(
         if need_bytes <= _PLAINLY_SHARE * ram.nbytes:
             where = f"all in RAM: it takes less than {format_bytes(need_bytes)}, and {ram.free}"
             return Within(dataclasses.replace(options, spill=False), settings, where=where)
-    if options.ram is None and ranks.size == 1 and ram.nbytes < rss_bytes() + _PLANNING_BYTES:
+    if options.ram is None and ranks.size == 1 and ram.nbytes < least_to_plan():
         return Within(options, settings)  # too little to plan in
     chosen = None
     if ranks.is_first:
@@ -130,7 +131,8 @@ def _planned(
     """Plan, print the plan, and return what it chooses; or start anew with that."""
     assert ram.nbytes is not None
     starts_anew = start_anew.is_possible() and not sg.distributed.is_initialized()  # MPI has no second beginning
-    least_bytes = rss_bytes() + _PLANNING_BYTES
+    _require_room_to_compile()
+    least_bytes = least_to_plan()
     if starts_anew and ram.nbytes < least_bytes:  # a control group of that size would end the process while it plans
         raise BudgetError(
             f"train: got {format_bytes(ram.nbytes)} of RAM, and to plan alone takes {format_bytes(least_bytes)}; give "
@@ -151,7 +153,10 @@ def _planned(
         lossy=options.lossy, **asked,
     )  # fmt: skip
     with Console(stderr=True, quiet=console.quiet).status("training two layers of it, and measuring this machine"):
-        found = fresh_process.without_compiler(make, handed, leave) if starts_anew else _in_child(make)
+        if starts_anew:
+            found = with_room_to_plan(fresh_process.without_compiler(make, handed, leave), least_bytes)
+        else:
+            found = _in_child(make)
     if ranks.size == 1:  # of several, each has its part on a disk, which the offload checks
         require_disk("train", found, place, "--spill-dir")
     needs_store = found.policy != "keep" or options.report  # even if nothing leaves its RAM
@@ -171,6 +176,21 @@ def _planned(
     if starts_anew:
         start_anew.start_anew(chosen=chosen, ram_bytes=ram.nbytes, **leave())
     return chosen
+
+
+def _require_room_to_compile() -> None:
+    """Raise BudgetError if this machine has too little memory to compile kernels, and has none from an earlier run."""
+    memory, kernels = system_memory(), cache.info()
+    if memory is None or kernels.files or not kernels.writable or DISABLE_JIT:
+        return
+    need_bytes = least_to_plan() + _COMPILING_BYTES
+    there_bytes = min(memory.available_bytes + rss_bytes(), memory.total_bytes)
+    if there_bytes < need_bytes:
+        raise BudgetError(
+            f"train: got {format_bytes(there_bytes)} of free memory on this machine, and the first run compiles "
+            f"kernels, which takes {format_bytes(need_bytes)}; run it once where there is more: later runs load them "
+            f"from {kernels.directory}"
+        )
 
 
 def _formats_asked(options: TrainOptions, settings: TrainSettings) -> dict[str, str | None]:

@@ -38,7 +38,7 @@ from spillgrad.storage.store_owner import MIN_BYTES
 
 # glibc's malloc keeps dead arrays of less than 32 MiB; where a store spills, they go back to the system.
 _HEAP_SHARE = 1.15
-# A process takes some MiB more from one plan to the next. The least memory that one says must do for the next, too.
+# A process with PyTorch takes some MiB more from one plan to the next.
 _DRIFT_BYTES = 16 << 20
 
 
@@ -204,7 +204,7 @@ def plan(
     place = Path(tempfile.gettempdir() if directory is None else directory).absolute()
     ways = traced_ways(model, example_batch, place, optimizer, loss, step_in_backward, max_grad_norm, machine)
     name = ways[0].name
-    least = least_bytes(ways) + _DRIFT_BYTES
+    least = least_bytes(ways, _DRIFT_BYTES)
     found = best(ways, ram_bytes)
     if found is None:
         raise BudgetError(
