@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 # Locks of other kinds, each with the reason why no child waits for one.
 OTHER_LOCKS = {
     "spillgrad.ops.intercept": "a fork takes it, so that no operation is in the middle of a change",
-    "spillgrad.storage.disk.segment": "a fork takes it, so that the child knows all files that it must close",
+    "spillgrad.storage.disk.open_segments": "a fork takes it, so that the child knows all files that it must close",
     "spillgrad.storage.runs.file_lock": "a fork takes it, so that the child knows all files that it must close",
     "spillgrad.storage.disk.segment_set": "only threads of a store take it, and a child has none",
 }

@@ -81,13 +81,13 @@ def test_a_first_run_that_has_no_memory_to_compile_in_says_so(monkeypatch: pytes
     def require(files: int, available_mib: int) -> None:
         found = CacheInfo(tmp_path, True, files, 0, 0, 0)
         monkeypatch.setattr(within.cache, "info", lambda: found)
-        memory = SystemMemory(1 << 40, available_mib << 20)
+        memory = SystemMemory(available_mib << 20, 1 << 40)
         monkeypatch.setattr(within, "system_memory", lambda: memory)
         within._require_room_to_compile()
 
     require(files=1, available_mib=1)
-    require(files=0, available_mib=1 << 14)
-    with pytest.raises(BudgetError, match=r"the first run compiles kernels, which takes .* MiB; run it once where"):
+    require(files=0, available_mib=1 << 10)
+    with pytest.raises(BudgetError, match=r"the first run compiles kernels, which takes .*; run it once where"):
         require(files=0, available_mib=1)
 
 
