@@ -160,7 +160,7 @@ def settings(run: Run) -> list[tuple[str, str]]:
         ("began", run.began),
         ("took", format_duration(run.duration_s)),
         ("RAM budget", budget),
-        ("codec", told.codec or (None if told.encrypt is None else "none: nothing is lost")),
+        ("codec", told.codec or (None if told.encrypt is None else "none: exact")),
         ("encrypted", _yes_or_no(told.encrypt)),
         ("checksums", _yes_or_no(told.checksums)),
         ("on a full disk", told.on_full),
