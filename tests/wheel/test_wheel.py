@@ -15,7 +15,7 @@ from tests.docs.printed import ROOT, blocks
 
 DIST = ROOT / "dist"
 # What pages show beside the library itself.
-EXTRAS, BESIDE = "report", ("einops>=0.8",)
+EXTRAS, BESIDE = "report,text,gguf", ("einops>=0.8",)
 PROGRAMS = [program for program in blocks("python") if not program.frameworks]
 COMMANDS = [block for block in blocks("sh") if re.search("^spillgrad ", block.text, re.M)]
 
