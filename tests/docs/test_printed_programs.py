@@ -62,3 +62,9 @@ def test_a_link_to_a_file_leads_to_one(page):
         path = (ROOT / page).parent.joinpath(target).resolve()
         made = page.startswith("docs/") and path.relative_to(ROOT).as_posix().startswith(MADE_AT_BUILD)
         assert made or path.exists(), target  # `make docs` fails where a page it makes is missing
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_column_of_a_table_has_a_name(page):
+    headers = re.findall(r"^(\|.*\|)\n\|[-: |]+\|$", pages()[page], re.M)
+    assert [header for header in headers if not all(cell.strip() for cell in header.strip("|").split("|"))] == []
