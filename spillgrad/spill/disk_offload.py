@@ -163,8 +163,8 @@ class disk_offload(OffloadOwner):
     unchanged. With `step_in_backward`, gradients go to disk first, and the updates follow when backward ends. Each
     gradient is read once, because its norm is taken when backward finishes it.
 
-    **Updates in pieces.** Gradients and state of parameters of more than 16 MiB are stored, and used by an update, in
-    pieces of that size, to the same bits. This holds for optimizers that update each element by a formula: all but
+    **Updates in pieces.** Gradients and state of parameters of at least 16 MiB are stored, and used by an update, in
+    pieces of 8 MiB, to the same bits. This holds for optimizers that update each element by a formula: all but
     `Muon`, `Adafactor`, `APOLLOAdamW` and `LBFGS`. Whoever reads such a gradient or state gets the whole.
 
     **Weights in files.** What `from_safetensors` loads is not copied: until it is changed, it is read in the

@@ -337,8 +337,8 @@ def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def size_class(nbytes: int) -> int:
-    """Round `nbytes` up to whole pages and to one of eight sizes per power of two: at most an eighth is wasted."""
-    step = max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4))
+    """Round `nbytes` up to pages, and to one of eight sizes per power of two; from 16 MiB on, to huge pages."""
+    step = min(max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4)), _HUGE_PAGE_BYTES)
     return -(-nbytes // step) * step
 
 

@@ -110,9 +110,9 @@ class disk_offload(OffloadOwner):
 
     **State in fewer bits.** With ``state="int8"``, moments and momentum of float32 parameters are stored in 8 bits, in
     blocks of 256 elements with a scale each [1]_; with "bf16", in 16. They are float32 in RAM for the update of a
-    parameter, in pieces of 16 MiB if it is contiguous, and in state dicts. State of embeddings, of parameters of fewer
-    than 4096 elements, of those with fewer than two dimensions, and of those that have ``exact_state = True`` stays
-    exact: ``optimizer.state_formats()`` shows which.
+    parameter, in pieces of 8 MiB if it is large and contiguous, and in state dicts. State of embeddings, of parameters
+    of fewer than 4096 elements, of those with fewer than two dimensions, and of those that have ``exact_state = True``
+    stays exact: ``optimizer.state_formats()`` shows which.
 
     **State dicts.** The tensors of ``model.state_dict()`` and ``optimizer.state_dict()`` are copies in files without a
     name, which the system reads as they are used: ``torch.save`` and ``save_file`` need little RAM. In RAM, the tensors

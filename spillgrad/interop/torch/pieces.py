@@ -12,11 +12,10 @@ import torch
 from spillgrad.interop.torch.memory import is_plain
 from spillgrad.interop.torch.offloaded_tensor import OffloadedTensor
 from spillgrad.interop.torch.stored_tensor import StoredTensor, on_disk
+from spillgrad.spill.offload.pieces import PIECE_BYTES
 from spillgrad.spill.offload.residents import Residents
 from spillgrad.storage.store import Label
 
-# Small enough that the state of a piece is little beside a layer; large enough to cost no time.
-PIECE_BYTES = 16 << 20
 _ELEMENTWISE = frozenset([
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
     torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD,
@@ -70,7 +69,7 @@ def piece_elements(kind: type, param: Any) -> int:
 
     This is 0 if it must update all together, or if the parameter is small.
     """
-    is_apart = kind in _ELEMENTWISE and param.nbytes > PIECE_BYTES and param.is_cpu and param.is_contiguous()
+    is_apart = kind in _ELEMENTWISE and param.nbytes >= 2 * PIECE_BYTES and param.is_cpu and param.is_contiguous()
     return PIECE_BYTES // param.element_size() if is_apart else 0
 
 

@@ -26,13 +26,13 @@ from spillgrad_kernels.cpu.optim import CHUNK
 from spillgrad_kernels.memory import buffers
 
 # Small enough that the pieces of an update are little beside a layer; large enough to cost no time.
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 8 << 20
 
 
 def elements_of_pieces(tensor: Tensor) -> int:
     """Return how many elements a piece of a tensor has; 0 if the tensor is too small to be cut."""
     # Norms are sums of squares of chunks of elements: those of pieces are those of the whole.
-    return PIECE_BYTES // (tensor.itemsize * CHUNK) * CHUNK if tensor.nbytes > PIECE_BYTES else 0
+    return PIECE_BYTES // (tensor.itemsize * CHUNK) * CHUNK if tensor.nbytes >= 2 * PIECE_BYTES else 0
 
 
 def piece_elements(optimizer: Any, param: Tensor) -> int:

@@ -3,9 +3,9 @@
 The prediction assumes that all layers are alike. The phases forward, backward and update follow each other.
 
 The memory of the process is the memory without arrays, plus the arrays in the store (at most the budget), plus all
-other arrays. If the model lives in RAM, its parameters, gradients and optimizer state are among the other arrays; so
-are the saved tensors of a layer while it is recomputed. In the first step the store does not know the order of use, so
-it writes arrays until half the budget is free.
+other arrays, plus what HDF5 takes for arrays on disk. If the model lives in RAM, its parameters, gradients and
+optimizer state are among the other arrays; so are the saved tensors of a layer while it is recomputed. In the first
+step the store does not know the order of use, so it writes arrays until half the budget is free.
 """
 
 import dataclasses
@@ -24,6 +24,7 @@ from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.machine import Machine
 from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile
 from spillgrad.spill.planning.record import Part, Unit
+from spillgrad.storage.disk.segment_set import SEGMENT_BYTES
 from spillgrad.storage.residency import belady
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 
@@ -32,6 +33,10 @@ _PASSES = 3
 # The number of layers that a profile runs.
 _SHALLOW = 2
 _FLOAT_BYTES = 4
+# The memory that a store takes for each array on disk: HDF5's B-tree of a dataset (17 KiB), and Python's objects.
+_STORED_BYTES = 20 << 10
+# The memory that HDF5 takes for each open file.
+_FILE_BYTES = 560 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Whole(Candidate):
         self._prefix = f"{profile.layers}." if profile.layers else ""
         self.units = self._units()
         self._sums_bytes = self._bytes_of_sums()
+        self._structure_bytes = self._bytes_of_structure()
 
     @property
     def parameters(self) -> int:
@@ -261,7 +267,9 @@ class Whole(Candidate):
         """
         arrays = max(self._arrays_bytes(phase, unit, budget_bytes, choice) for phase, unit in self.profile.held)
         arrays += self._sums_bytes
-        return self.profile.base_bytes + int(arrays * self.profile.mapped_per_live)
+        arrays = int(arrays * self.profile.mapped_per_live)
+        goes_to_disk = self.offload or budget_bytes < self._saved_bytes(choice)
+        return self.profile.base_bytes + arrays + (self._structure_bytes if goes_to_disk else 0)
 
     def copies_bytes(self, sharing: Sharing) -> int:
         """Return what processes that share a model in RAM keep beside its gradients.
@@ -291,6 +299,12 @@ class Whole(Candidate):
         largest = max(bucket_bytes, *gradients, 0)
         part = part_bytes(largest, _FLOAT_BYTES, sharing.ranks)
         return sum(reduced_bytes(largest, part, sharing)) + self.copies_bytes(sharing)
+
+    def _bytes_of_structure(self) -> int:
+        """Return the memory that arrays on disk take, of the layers that the profile did not run."""
+        items, units = self.profile.items, self.profile.units
+        of_layer = [items[number].nbytes for number, unit in enumerate(units) if unit == 1]
+        return self._more * (len(of_layer) * _STORED_BYTES + sum(of_layer) * _FILE_BYTES // SEGMENT_BYTES)
 
     def _sum(self, by_unit: dict[int, int]) -> int:
         return sum(by_unit.values()) + self._more * by_unit.get(1, 0)

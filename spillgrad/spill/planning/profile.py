@@ -364,9 +364,6 @@ class _Watched:
             parameters[self.unit_of(name)] += parameter.numel()
         for path, module in self.model.named_modules():
             parameters[self.unit_of(path)] += quantized_numbers(module)
-        gc.collect()
-        buffers.empty_cache()
-        base_bytes = rss_bytes() - buffers.memory_stats().mapped_bytes
         return Profile(
             layers=self.layers,
             offload=self._offload is not None,
@@ -383,7 +380,7 @@ class _Watched:
             held=dict(sampler.held),
             least_budget=0 if self._offload is None else self._offload._needs(self.sharing).ram.nbytes,
             state_bytes=dict(state_bytes),
-            base_bytes=in_steps(base_bytes),
+            base_bytes=in_steps(sampler.base_bytes),
             mapped_per_live=sampler.mapped_bytes / max(1, sampler.live_bytes),
             accumulate=self._accumulate,
             accumulated=self._accumulated(),
@@ -572,7 +569,7 @@ class _Sampler:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._look, name="spillgrad-plan", daemon=True)
         self.held: dict[tuple[str, int], int] = {}
-        self.live_bytes = self.mapped_bytes = 0
+        self.live_bytes = self.mapped_bytes = self.base_bytes = 0
 
     def __enter__(self) -> "_Sampler":
         self._thread.start()
@@ -592,6 +589,10 @@ class _Sampler:
             self.live_bytes = max(self.live_bytes, pool.live_bytes)
             self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
             self.held[where] = max(self.held.get(where, 0), beside_bytes)
+            # The most: a buffer that a read has just begun to fill is mapped, but not in memory.
+            resident_bytes = rss_bytes()
+            mapped_bytes = max(pool.mapped_bytes, buffers.memory_stats().mapped_bytes)
+            self.base_bytes = max(self.base_bytes, resident_bytes - mapped_bytes)
 
 
 def _layers(model: Module, count: int) -> str | None:

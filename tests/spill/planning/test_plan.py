@@ -19,10 +19,11 @@ from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.plan import plan
 from spillgrad.spill.planning.predict import Whole
-from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile, profile
+from spillgrad.spill.planning.profile import HEAD, OUTSIDE, Profile, _Sampler, profile
 from spillgrad.spill.planning.record import Part, Unit
 from spillgrad.spill.save_on_disk import SpillStats
 from spillgrad.storage.residency.belady import Event, Item
+from spillgrad_kernels.memory import buffers
 from spillgrad_tools import fresh_process
 from spillgrad_tools.bench.plan import WARM_STEPS, train
 from spillgrad_tools.train.options import TrainSettings
@@ -45,9 +46,29 @@ def planned(ram: object, place: Path, machine: sg.planning.Machine = QUICK, dept
     return plan(gpt, 8, 64, ram, place, depth=depth, loss=loss_of, machine=machine, **options)
 
 
+class Untouched:
+    """A model in training that maps a buffer in its second step, and does not fill it, as a read that just begins."""
+
+    phase, unit, others_bytes = "forward", OUTSIDE, 0
+
+    class store:
+        ram_bytes = 0
+
+
+def test_a_buffer_that_is_mapped_but_not_filled_does_not_make_the_process_seem_smaller():
+    with _Sampler(Untouched()) as sampler:
+        wait_until(lambda: sampler.base_bytes > 0)
+        before = sampler.base_bytes
+        buffer = buffers.empty((64 << 20,), np.uint8)
+        wait_until(lambda: sampler.mapped_bytes >= buffer.nbytes)
+    assert sampler.base_bytes >= before > 50 << 20
+
+
 # What follows for the whole model: made-up layers
 
 BESIDE, PARAMETERS, SAVED = 1000, 100, 10
+# The memory for the two arrays of a layer that are on disk.
+ON_DISK = 2 * (20 << 10)
 
 
 def made_up(offload: bool, accumulate: int = 1) -> Profile:
@@ -105,7 +126,7 @@ def test_what_is_recomputed_is_neither_written_nor_read_and_takes_its_time_again
 def test_a_model_in_ram_has_all_its_gradients_when_it_is_updated_and_all_it_saves_before():
     whole = Whole(made_up(offload=False), 5, QUICK)
     more = 3 * PARAMETERS  # of three layers that did not run; as much for gradients, twice for state
-    assert whole.peak_bytes(0) == 10_000 + BESIDE + 4 * more
+    assert whole.peak_bytes(0) == 10_000 + BESIDE + 4 * more + 3 * ON_DISK
     # Under a large budget, the last two layers have yet to use what they saved when the others have their gradients.
     assert whole.peak_bytes(10**6) == 10_000 + BESIDE + 4 * more + 2 * 2 * SAVED
     # Of a frozen model, it is most when all is saved.
@@ -115,11 +136,12 @@ def test_a_model_in_ram_has_all_its_gradients_when_it_is_updated_and_all_it_save
     assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + more + 5 * 2 * SAVED
 
 
-def test_an_offloaded_model_takes_the_budget_however_deep_it_is():
+def test_an_offloaded_model_takes_the_budget_however_deep_it_is_and_memory_for_each_array_on_disk():
     profile = made_up(offload=True)
     peaks = [Whole(profile, depth, QUICK).peak_bytes(500) for depth in (5, 50)]
-    assert peaks == [10_000 + BESIDE + 500] * 2
-    assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + 4 * 550 + 100  # all there is
+    assert peaks == [10_000 + BESIDE + 500 + 3 * ON_DISK, 10_000 + BESIDE + 500 + 48 * ON_DISK]
+    everything = 4 * 550 + 100
+    assert Whole(profile, 5, QUICK).peak_bytes(10**6) == 10_000 + BESIDE + everything + 3 * ON_DISK
 
 
 def test_a_recomputed_layer_takes_what_it_spares_while_backward_is_in_it():
@@ -137,10 +159,11 @@ def test_a_phase_takes_as_long_as_the_slower_of_processor_and_disk():
 
 def test_the_largest_budget_that_stays_within_the_memory_is_found_and_none_where_none_does():
     whole = Whole(made_up(offload=True), 5, QUICK)
-    assert whole.budget_within(10_000 + BESIDE - 1) is None
-    budget = whole.budget_within(10_000 + BESIDE + 10)
+    least = 10_000 + BESIDE + 3 * ON_DISK
+    assert whole.budget_within(least - 1) is None
+    budget = whole.budget_within(least + 10)
     assert budget is not None
-    assert whole.peak_bytes(budget) <= 10_000 + BESIDE + 10
+    assert whole.peak_bytes(budget) <= least + 10
 
 
 def test_no_prediction_is_above_its_memory_and_the_least_has_room_for_what_is_used_at_once():
@@ -168,7 +191,7 @@ def test_a_step_of_several_batches_computes_and_moves_so_many_times_but_updates_
 def test_gradients_of_a_model_in_ram_are_there_while_another_batch_saves():
     one, several = (Whole(made_up(offload=False, accumulate=count), 5, QUICK) for count in (1, 3))
     more = 3 * PARAMETERS
-    assert several.peak_bytes(0) == one.peak_bytes(0) == 10_000 + BESIDE + 4 * more
+    assert several.peak_bytes(0) == one.peak_bytes(0) == 10_000 + BESIDE + 4 * more + 3 * ON_DISK
     assert several.peak_bytes(10**6) == 10_000 + BESIDE + 4 * more + 5 * 2 * SAVED > one.peak_bytes(10**6)
 
 
