@@ -1,10 +1,16 @@
 """What queries see of a sequence, and the keys and values that generation keeps."""
 
+import math
+
 import numpy as np
 
 from spillgrad.errors import GraphError, ShapeError
+from spillgrad.ops.causal_attention import causal_attention
 from spillgrad.tensor import Tensor
+from spillgrad_kernels.cpu.attention import attention_of_next
 from spillgrad_kernels.device_array import empty_beside
+
+_KERNEL_DTYPES = frozenset(map(np.dtype, (np.float32, np.float64)))
 
 
 def first_keys(
@@ -22,22 +28,57 @@ def first_keys(
     return np.maximum(first, 0 if starts is None else starts).astype(np.int32)
 
 
+def heads_of(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values for `LayerCache.attend`, which `qkv` has side by side.
+
+    Shapes: qkv (B, T, 3 * heads * E), results (B, heads, T, E). Raises GraphError if `qkv` is recorded.
+    """
+    _require_no_graph(qkv)
+    batch, length, width = qkv.shape
+    q, k, v = qkv.array.reshape(batch, length, 3, heads, width // (3 * heads)).transpose(2, 0, 3, 1, 4)
+    return Tensor.wrap(q), Tensor.wrap(k), Tensor.wrap(v)
+
+
+def _require_no_graph(keys: Tensor) -> None:
+    if keys.grad_fn is not None:
+        raise GraphError("KeyValueCache: got keys with a graph; call the model in no_grad() to give it a cache")
+
+
 class LayerCache:
-    """The keys and values of a layer, for the positions seen so far; room for further ones is made ahead."""
+    """The keys and values of a layer, for the positions seen so far; room for further ones is made ahead.
+
+    Nothing here is differentiated: arrays take less time than operations.
+    """
 
     def __init__(self) -> None:
-        # Arrays, as nothing here is differentiated: operations would take longer than the copies.
         self._kept: list[np.ndarray] | None = None
         self.length = 0
 
-    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys and values of further positions; return those of all positions.
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor | None, dropout_p: float = 0.0,
+        scale: float | None = None, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Add keys and values of further positions; return attention of their queries to all, as `causal_attention`.
 
-        Shapes: k and v (B, heads, T, E), results (B, heads, positions, E). Raises GraphError if k or v is recorded.
+        Shapes: q (B, heads, T, E), k and v (B, shared, T, E), result (B, T, heads * E). Raises GraphError if k or v is
+        recorded.
         """
-        if k.grad_fn is not None or v.grad_fn is not None:
-            raise GraphError("KeyValueCache: got keys with a graph; call the model in no_grad() to give it a cache")
-        new = (k.array, v.array)
+        _require_no_graph(k)
+        _require_no_graph(v)
+        query = q.array
+        keys, values = self._extend(k.array, v.array)
+        batch, heads, queries, width = query.shape
+        has_kernel = query.dtype == keys.dtype in _KERNEL_DTYPES and query.strides[3] == query.itemsize
+        if queries == 1 and has_kernel and type(query) is np.ndarray and not dropout_p:
+            starts = None if first_keys is None else first_keys.array
+            factor = 1 / math.sqrt(width) if scale is None else scale
+            of_next = attention_of_next(query, keys, values, factor, starts, softcap)
+            return Tensor.wrap(of_next.reshape(batch, 1, heads * width))
+        attended = causal_attention(q, Tensor.wrap(keys), Tensor.wrap(values), first_keys, dropout_p, scale, softcap)
+        return attended.transpose(1, 2).reshape(batch, queries, heads * width)  # type: ignore[no-any-return]
+
+    def _extend(self, *new: np.ndarray) -> list[np.ndarray]:
+        """Add keys and values of further positions; return those of all positions."""
         before, self.length = self.length, self.length + new[0].shape[-2]
         if self._kept is None or self._kept[0].shape[-2] < self.length:
             # Twice as many: then each position is copied less than twice, whatever the length.
@@ -45,8 +86,7 @@ class LayerCache:
             self._kept = [_with_room(*pair, before, 2 * self.length) for pair in zip(new, former, strict=True)]
         for kept, added in zip(self._kept, new, strict=True):
             kept[:, :, before : self.length] = added
-        keys, values = (Tensor.wrap(kept[:, :, : self.length]) for kept in self._kept)
-        return keys, values
+        return [kept[:, :, : self.length] for kept in self._kept]
 
 
 def _with_room(like: np.ndarray, kept: np.ndarray | None, length: int, room: int) -> np.ndarray:

@@ -87,11 +87,13 @@ class Attention(Module):
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, rotation), rotate(k, rotation)
-        if cache is not None:
-            k, v = cache.extend(k, v)
         dropout = self.attention_dropout if self.training else 0.0
-        heads = causal_attention(q, k, v, first_keys, dropout, self.scale, self.softcap)
-        return self.o_proj(heads.transpose(1, 2).reshape(batch, length, -1))  # type: ignore[no-any-return]
+        if cache is None:
+            heads = causal_attention(q, k, v, first_keys, dropout, self.scale, self.softcap)
+            attended = heads.transpose(1, 2).reshape(batch, length, -1)
+        else:
+            attended = cache.attend(q, k, v, first_keys, dropout, self.scale, self.softcap)
+        return self.o_proj(attended)  # type: ignore[no-any-return]
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ from spillgrad.errors import ArgumentError, CheckpointError
 from spillgrad.files.checkpoint import dataclass_of
 from spillgrad.files.safetensors_io import StoredTensor
 from spillgrad.models import pretrained
-from spillgrad.models.attended import KeyValueCache, LayerCache, first_keys
+from spillgrad.models.attended import KeyValueCache, LayerCache, first_keys, heads_of
 from spillgrad.models.language_model import LanguageModel, tied_head
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
@@ -159,14 +159,18 @@ class Attention(Module):
         self, x: Tensor, residual: Tensor, first_keys: Tensor | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (
-            part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
-            for part in self.c_attn(x).split(width, -1)
-        )
-        if cache is not None:
-            k, v = cache.extend(k, v)
-        heads = causal_attention(q, k, v, first_keys, self.attention_dropout if self.training else 0.0)
-        return _add_to(residual, heads.transpose(1, 2).reshape(batch, length, width), self.c_proj, self.resid_dropout)
+        qkv = self.c_attn(x)
+        dropout = self.attention_dropout if self.training else 0.0
+        if cache is None:
+            q, k, v = (
+                part.view(batch, length, self.n_head, width // self.n_head).transpose(1, 2)
+                for part in qkv.split(width, -1)
+            )
+            heads = causal_attention(q, k, v, first_keys, dropout)
+            attended = heads.transpose(1, 2).reshape(batch, length, width)
+        else:
+            attended = cache.attend(*heads_of(qkv, self.n_head), first_keys, dropout)
+        return _add_to(residual, attended, self.c_proj, self.resid_dropout)
 
 
 class MLP(Module):

@@ -673,11 +673,13 @@ def linear(
         return _linear.run(input, weight, bias)  # type: ignore[no-any-return]
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError(f"linear: got activation {activation!r}; wanted None or one of {', '.join(ACTIVATIONS)}")
-    check_linear("linear", input, weight, bias, residual)
     # Of few rows, the result is small: passes over it cost less than the preparations of a kernel that saves them.
     if math.prod(input.shape[:-1]) > TILE_ROWS and input.numpy_dtype in FLOATS and not is_active():
+        check_linear("linear", input, weight, bias, residual)
         return _fused_linear(input, weight, bias, activation, residual)
     product = linear(input, weight, bias)
+    if residual is not None and (residual.shape, residual.dtype) != (product.shape, product.dtype):
+        check_linear("linear", input, weight, bias, residual)
     if activation is not None:
         product = call(activation, product)
     return product if residual is None else add(product, residual)

@@ -66,6 +66,18 @@ def test_hidden_states_in_pieces_are_those_of_one_pass(model):
     np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_kept_keys_of_other_dtypes_give_what_whole_passes_do(model, dtype):
+    model = model.to(dtype) if dtype == "float64" else model
+    with sg.no_grad(), sg.autocast("cpu", enabled=dtype == "bfloat16"):
+        whole = model(IDX[:, :6])[0].float().numpy()[:, -1:]
+        cache = sg.models.KeyValueCache(model.layers)
+        model(IDX[:, :5], cache=cache)
+        next_alone = model(IDX[:, 5:6], cache=cache)[0].float().numpy()
+    if model.keeps_keys(5, 6):
+        np.testing.assert_allclose(next_alone, whole, rtol=0, atol=1e-5 if dtype == "float64" else 3e-2)
+
+
 def test_tokens_without_a_target_count_neither_in_the_loss_nor_in_its_gradients(model):
     logits = model(IDX)[0]
     wanted = cross_entropy(logits.flatten(0, 1), sg.tensor(TARGETS).flatten())

@@ -16,6 +16,7 @@ from spillgrad_kernels.cpu.attention_tiles import (
     QUERIES,
     TASKS,
     apply_mask,
+    cap_row,
     cap_scores,
     draw_words,
     drop,
@@ -31,6 +32,7 @@ from spillgrad_kernels.cpu.attention_tiles import (
 )
 from spillgrad_kernels.cpu.packing import pack
 from spillgrad_kernels.cpu.pointers import aligned, array_at
+from spillgrad_kernels.cpu.product import combine_columns, dots
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of, tile_columns
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
@@ -51,6 +53,7 @@ from spillgrad_kernels.threads.dispatch import parallel_for
 
 # The number of queries for which the forward pass packs keys and values once: a multiple of QUERIES.
 _CHUNK = 12 * QUERIES
+_FROM_THE_START = np.zeros(1, np.int32)
 
 
 # Each loop over a row is a separate function, because LLVM vectorises it only then.
@@ -223,6 +226,69 @@ def attention_forward(
             first_keys is not None, mask_kind, *dropout_operands(dropout, q.dtype),
         )  # fmt: skip
     return out, lse
+
+
+@jit
+def _one_query(
+    start: int, stop: int, empty: np.ndarray, sizes: np.ndarray, places: np.ndarray, starts: np.ndarray, scale: float,
+    softcap: float,
+) -> None:  # fmt: skip
+    """Compute `out` for heads `start` to `stop` of all sequences, of which each has one query."""
+    heads, group, keys, width, value_width = sizes
+    size, number = empty.itemsize, empty.dtype.type
+    scores = np.empty(keys, empty.dtype)
+    for task in range(start, stop):
+        sequence, head = task // heads, task % heads
+        q, q_sequence, q_head, k, k_sequence, k_head, k_row, v, v_sequence, v_head, v_row, out = places
+        query = array_at(empty, q + sequence * q_sequence + head * q_head, width)
+        first = starts[sequence % starts.size]
+        k += sequence * k_sequence + head // group * k_head + first * k_row
+        v += sequence * v_sequence + head // group * v_head + first * v_row
+        row = scores[: keys - first]
+        quarter, last = (row.size + 3) // 4, row.size - 1  # as in a product of a matrix and a vector
+        for i in range(quarter):
+            e, f, g = min(i + quarter, last), min(i + 2 * quarter, last), min(i + 3 * quarter, last)
+            row[i], row[e], row[f], row[g] = dots(
+                array_at(empty, k + i * k_row, width), array_at(empty, k + e * k_row, width),
+                array_at(empty, k + f * k_row, width), array_at(empty, k + g * k_row, width), query,
+            )  # fmt: skip
+        for i in range(row.size):
+            row[i] *= number(scale * LOG2_E)
+        if softcap != 0:
+            cap_row(row, number(softcap * LOG2_E))
+        largest = _row_max(row)
+        # As in `_weigh`: scores that are all -inf have weights of 0, and the query sees no key.
+        total = _exponentials(row, where(largest == number(-np.inf), number(0), largest))
+        inverse = number(1) / total if total != 0 else number(0)
+        means = array_at(empty, out + task * value_width * size, value_width)
+        combine_columns(empty, value_width, row.size, (v, size, v_row), row, means)
+        for j in range(value_width):
+            means[j] *= inverse
+
+
+def attention_of_next(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, first_keys: np.ndarray | None = None,
+    softcap: float | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Return attention of the last position of each sequence to all positions, from its first key on.
+
+    It computes what `attention_forward` does for one query, in less time, and `group` heads of q share one of k and v.
+    Shapes: q (B, heads, 1, D), k (B, shared, S, D), v (B, shared, S, E), S at least 1; first_keys int32, (1,) or
+    (B, 1), each less than S; result (B, heads, 1, E). All are float32 or all are float64, on the CPU. Rows are
+    contiguous.
+    """
+    batch, heads, _, width = q.shape
+    _, shared, keys, value_width = v.shape
+    out = buffers.empty((batch, heads, 1, value_width), q.dtype)
+    sizes = np.array((heads, heads // shared, keys, width, value_width))
+    places = np.array(
+        (address_of(q), *q.strides[:2], address_of(k), *k.strides[:3], address_of(v), *v.strides[:3], address_of(out))
+    )
+    parallel_for(
+        _one_query, batch * heads, 1 + GRAIN // (keys * (width + value_width)), np.empty(0, q.dtype), sizes, places,
+        _FROM_THE_START if first_keys is None else first_keys.reshape(-1), scale, checked_softcap(softcap),
+    )  # fmt: skip
+    return out
 
 
 def checked(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -58,7 +58,7 @@ def _drop_row(row: np.ndarray, words: np.ndarray, threshold: int, factor: float)
 
 
 @jit
-def _cap(row: np.ndarray, cap: float) -> None:
+def cap_row(row: np.ndarray, cap: float) -> None:
     """Replace each score x of `row` by `cap` * tanh(x / `cap`), in place."""
     for j in range(row.size):
         row[j] = cap * tanh(row[j] / cap)
@@ -275,7 +275,7 @@ def cap_scores(
         if slopes:
             _cap_with_slopes(row[begin:end], array_at(like, slopes + r * tile_row, KEYS)[begin:end], cap)
         else:
-            _cap(row[begin:end], cap)
+            cap_row(row[begin:end], cap)
 
 
 @jit

@@ -22,10 +22,12 @@ from spillgrad_kernels.cpu.product import (
     PACKED_DEPTH,
     ROWS,
     SHARED_ROWS,
+    depth_of_parts,
     reads_b_in_place,
     reads_in_place,
     separate_products,
     shared_product,
+    vector_product,
     workspace_size,
 )
 from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
@@ -63,6 +65,11 @@ _PACKED_WORK = 1 << 27
 # which waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
+# A matrix-vector product is divided into parts of its depth: into at most so many, each of which reads at least so many
+# bytes, and has such a depth. (Together, their sums stay in L2.)
+_MOST_PARTS = 16
+_PART_BYTES = 256 << 10
+_LEAST_PART_DEPTH, _MOST_PART_DEPTH = 64, 1024
 # For each dtype of operands, the dtype of sums of products; uint16 holds the bits of bfloat16.
 SUMS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.float32),
@@ -128,6 +135,7 @@ _FORMATS: list[_Formats] = [
 ]
 _SEPARATE = {formats: separate_products(*formats) for formats in _FORMATS}
 _SHARED = {formats: shared_product(*formats) for formats in _FORMATS}
+_DIVIDED = {formats: vector_product(formats[0]) for formats in _FORMATS if formats[0] == formats[1]}
 
 
 class CallPlan(NamedTuple):
@@ -163,6 +171,11 @@ class CallPlan(NamedTuple):
         elif self.code is not None:
             run = self.code if launches.observer is None else functools.partial(run_observed, self.code)
             run(0, cut.blocks, address_of(geometry), *operands)
+        elif cut.is_divided:
+            sums, word = buffers.empty((cut.blocks, out.size), out.dtype), np.zeros(1, np.int64)
+            parallel_for(
+                _DIVIDED[self.packed], cut.blocks, 1, address_of(geometry), *operands, id(sums), address_of(word)
+            )
         elif cut.phases == 0:
             parallel_for(_SEPARATE[self.packed], cut.blocks, cut.grain, address_of(geometry), *operands)
         else:
@@ -210,12 +223,16 @@ def prepare(
     in_rows = b_col == out_col == dtype.itemsize
     # A plan needs sizes of at least 1. C may have elements even if A and B have none.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
-    cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
+    cut = None
+    if products == 1 and format is None and (m == 1 or n == 1) and not in_lines[1 if m == 1 else 0]:
+        cut = _divided_cut(m, n, depth, dtype.itemsize)
+    if cut is None:
+        cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)
     head = (m, n, k, cut.rows, cut.columns, cut.scratch, cut.blocks, cut.phases)
     lengths = [*itertools.chain(*steps), out_row, out_row]  # the last two are the epilogue's
     geometry = geometry_of(head, swapped, lengths, list(zip(batch, *in_batch, strict=True)))
     products = products if math.prod(shape) and k else 0
-    direct = products and cut.phases == 0 and cut.blocks <= cut.grain
+    direct = products and cut.phases == 0 and not cut.is_divided and cut.blocks <= cut.grain
     code = entry_point(_SEPARATE[formats], 7) if direct else None
     return CallPlan(code, buffers.allocator(shape, dtype), shape, dtype, formats, cut, products, geometry)
 
@@ -267,10 +284,24 @@ class ProductCut(NamedTuple):
     rows: int
     columns: int
     scratch: int  # elements of scratch memory, for a block or for the shared product
-    blocks: int  # the number of blocks, or of threads of a shared product
+    blocks: int  # the number of blocks, of threads of a shared product, or of parts of a divided one
     grain: int  # how many blocks a thread takes at once
     phases: int = 0  # the number of phases of a shared product: see `product.py`
     words: int = 0
+    is_divided: bool = False  # whether it is the sum of products of parts of the depth
+
+
+def _divided_cut(m: int, n: int, k: int, itemsize: int) -> ProductCut | None:
+    """Return the cut of a matrix-vector product into parts of its depth; None if these would be too small.
+
+    It is for a matrix whose neighbours in memory belong to different sums. It does not depend on the number of threads,
+    so neither does the sum of the parts.
+    """
+    parts = min(_MOST_PARTS, m * n * k * itemsize // _PART_BYTES, k // _LEAST_PART_DEPTH)
+    if parts < 2:
+        return None
+    depth = depth_of_parts(k, max(parts, -(-k // _MOST_PART_DEPTH)))
+    return ProductCut(m, n, 0, -(-k // depth), 1, is_divided=True)
 
 
 def _cut(

@@ -21,7 +21,7 @@ _FIELDS = (
     "m", "n", "k",
     "rows", "columns",  # the sizes of a block, or of a tile in a shared product
     "scratch",  # elements of scratch memory for a block
-    "workers", "phases",  # the numbers of threads and phases of a shared product
+    "workers", "phases",  # the numbers of threads (or parts) and of phases, of a product that threads share
     "epilogue", "other", "result",  # the address of the epilogue, and the ids of its other operand and its result
     "swapped",  # whether A and B are exchanged
     "a_row", "a_col", "b_row", "b_col", "addend_row", "addend_col", "c_row", "c_col", "other_row", "result_row",

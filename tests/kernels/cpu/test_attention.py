@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import random as random_kernels
-from spillgrad_kernels.cpu.attention import attention_forward
+from spillgrad_kernels.cpu.attention import attention_forward, attention_of_next
 from spillgrad_kernels.cpu.attention_backward import attention_backward
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.tables.attention import Dropout
@@ -270,6 +270,33 @@ def test_results_keep_the_order_of_heads_and_positions():
     grad_out, q, k, v = random_operands((2, 3, 20, 20, 8, 8), layout=heads_inside)
     for result in (x for x in forward_and_backward(grad_out, q, k, v, 0.2, True) if x.ndim == 4):
         assert result.transpose(0, 2, 1, 3).flags.c_contiguous
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("starts", [None, [1], [0, 36]], ids=str)
+@pytest.mark.parametrize("keys", [37, 38, 40, 700])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_next_position_alone_gets_what_it_gets_among_others(threads, dtype, keys, starts, softcap):
+    _, q, k, v = random_operands((2, 6, 1, keys, 24, 17), dtype)
+    k, v = (np.repeat(each[:, ::3], 3, 1) for each in (k, v))  # three heads share one
+    first_keys = None if starts is None else np.array(starts, np.int32).reshape(-1, 1)
+    seen = None if first_keys is None else np.broadcast_to(first_keys, (2, 1))[:, None]
+    room = [np.full((2, 2, 2 * keys, each.shape[-1]), np.nan, dtype) for each in (k, v)]
+    for kept, each in zip(room, (k, v), strict=True):
+        kept[:, :, :keys] = each[:, ::3]
+    found = []
+    for count in (1, 2, 5):
+        threads(count)
+        found.append(attention_of_next(q, *(kept[:, :, :keys] for kept in room), 0.3, first_keys, softcap))
+        np.testing.assert_array_equal(found[-1], found[0])
+    wanted = plain_attention(np.zeros((2, 6, 1, 17)), q, k, v, 0.3, False, first_keys=seen, softcap=softcap)[0]
+    assert found[0].shape == wanted.shape
+    np.testing.assert_allclose(found[0], wanted, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_a_next_position_whose_scores_are_all_minus_infinity_gets_zeros():
+    q, k, v = np.full((1, 1, 1, 4), 1.0), np.full((1, 1, 3, 4), -np.inf), np.ones((1, 1, 3, 2))
+    assert (attention_of_next(q, k, v, 1.0) == attention_forward(q, k, v, 1.0, False)[0]).all()
 
 
 # All variants at once, on few heads (whose keys are shared out) and on many.

@@ -187,6 +187,30 @@ def test_the_number_of_threads_changes_no_bit(random, threads, size, transposed,
         np.testing.assert_array_equal(matmul(a, b), alone)
 
 
+# Depths that parts do not divide evenly; parts of the least depth, and of the greatest; more sums than a part keeps.
+@pytest.mark.parametrize("size", [(3000, 129), (1000, 700), (300, 4999), (70, 90_000), (9001, 150)], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
+def test_a_vector_is_multiplied_in_parts_of_the_depth_by_a_matrix_whose_rows_are_long(random, layout, dtype, size):
+    n, k = size
+    x, b = random.standard_normal((1, k)), random.standard_normal((k, n))
+    if dtype == "bfloat16":
+        x, b = x.astype(ml_dtypes.bfloat16), b.astype(ml_dtypes.bfloat16)
+        bits, matrix = x.view(np.uint16), LAYOUTS[layout](b.view(np.uint16))
+    else:
+        x, b = x.astype(dtype), b.astype(dtype)
+        bits, matrix = x, LAYOUTS[layout](b)
+    kind = np.float32 if dtype == "bfloat16" else dtype
+    before = random.standard_normal((n, 1)).astype(kind)
+    for alone in (matmul(bits, matrix).T, matmul(matrix.T, bits.T)):
+        assert_product(alone, b.astype("f8").T, x.astype("f8").T)
+    out = np.full((n, 3), 7, kind)
+    out[:, 1:2] = before
+    matmul(matrix.T, bits.T, out[:, 1:2], accumulate=True)
+    assert_product(out[:, 1:2], b.astype("f8").T, x.astype("f8").T, before.astype("f8"))
+    assert (out[:, ::2] == 7).all()
+
+
 def test_a_split_batch_equals_its_products(random, threads):
     a, b = random.standard_normal((9, 100, 100)).astype("f4"), random.standard_normal((9, 100, 100)).astype("f4")
     threads(2)
