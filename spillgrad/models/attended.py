@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from spillgrad.errors import GraphError, ShapeError
+from spillgrad.ops.autocast import product_dtype
 from spillgrad.ops.causal_attention import causal_attention
 from spillgrad.tensor import Tensor
 from spillgrad_kernels.cpu.attention import attention_of_next
@@ -44,6 +45,13 @@ def _require_no_graph(keys: Tensor) -> None:
         raise GraphError("KeyValueCache: got keys with a graph; call the model in no_grad() to give it a cache")
 
 
+def _is_for_kernel(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> bool:
+    """Return whether the kernel for the next position takes the arrays; in `autocast`, attention rounds float32."""
+    dtype = query.dtype
+    is_alike = dtype == keys.dtype == values.dtype in _KERNEL_DTYPES and type(query) is np.ndarray
+    return is_alike and query.strides[3] == query.itemsize and product_dtype(dtype) == dtype
+
+
 class LayerCache:
     """The keys and values of a layer, for the positions seen so far; room for further ones is made ahead.
 
@@ -68,8 +76,7 @@ class LayerCache:
         query = q.array
         keys, values = self._extend(k.array, v.array)
         batch, heads, queries, width = query.shape
-        has_kernel = query.dtype == keys.dtype in _KERNEL_DTYPES and query.strides[3] == query.itemsize
-        if queries == 1 and has_kernel and type(query) is np.ndarray and not dropout_p:
+        if queries == 1 and not dropout_p and _is_for_kernel(query, keys, values):
             starts = None if first_keys is None else first_keys.array
             factor = 1 / math.sqrt(width) if scale is None else scale
             of_next = attention_of_next(query, keys, values, factor, starts, softcap)

@@ -272,11 +272,13 @@ def attention_of_next(
 ) -> np.ndarray:  # fmt: skip
     """Return attention of the last position of each sequence to all positions, from its first key on.
 
-    It computes what `attention_forward` does for one query, in less time, and `group` heads of q share one of k and v.
-    Shapes: q (B, heads, 1, D), k (B, shared, S, D), v (B, shared, S, E), S at least 1; first_keys int32, (1,) or
-    (B, 1), each less than S; result (B, heads, 1, E). All are float32 or all are float64, on the CPU. Rows are
-    contiguous.
+    It computes what `attention_forward` does for one query, in less time. Neighbouring heads of q share a head of k and
+    v. Shapes: q (B, heads, 1, D), k (B, shared, S, D), v (B, shared, S, E), S at least 1; first_keys int32, (1,) or
+    (B, 1), each less than S; result (B, heads, 1, E). All are float32, or all are float64. Rows are contiguous.
+    Raises TypeError for dtypes that differ.
     """
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"attention: got {q.dtype}, {k.dtype} and {v.dtype}; wanted one dtype; convert")
     batch, heads, _, width = q.shape
     _, shared, keys, value_width = v.shape
     out = buffers.empty((batch, heads, 1, value_width), q.dtype)
