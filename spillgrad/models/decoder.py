@@ -19,7 +19,7 @@ from spillgrad.models.attended import KeyValueCache, LayerCache, first_keys
 from spillgrad.models.decoder_config import DecoderConfig
 from spillgrad.models.families import FULL, SLIDING
 from spillgrad.models.language_model import LanguageModel, tied_head
-from spillgrad.models.rotations import Angles, Rotation, rotate, rotation_at
+from spillgrad.models.rotations import Angles, Rotation, rotate, rotate_one, rotation_at
 from spillgrad.nn import init
 from spillgrad.nn.containers import ModuleList
 from spillgrad.nn.embedding import Embedding
@@ -86,7 +86,8 @@ class Attention(Module):
         q, k, v = (part.view(batch, length, -1, self.head_width).transpose(1, 2) for part in parts)
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        turn = rotate if cache is None or length > 1 else rotate_one
+        q, k = turn(q, rotation), turn(k, rotation)
         dropout = self.attention_dropout if self.training else 0.0
         if cache is None:
             heads = causal_attention(q, k, v, first_keys, dropout, self.scale, self.softcap)

@@ -39,8 +39,10 @@ ROWS = 12 * TILE_ROWS
 COLUMNS = 2048
 # The number of rows that are packed at once in a product that threads share.
 SHARED_ROWS = 160 * TILE_ROWS
-# The number of sums, and of the vector's elements, that a matrix-vector product keeps in the L1 cache.
+# The number of sums that a matrix-vector product keeps in the L1 cache, and of the vector's elements in L2. A row of
+# the matrix is read in pieces of that depth; shorter ones would interrupt the stream.
 _VECTOR_CHUNK = 4096
+_VECTOR_DEPTH = 4 * _VECTOR_CHUNK
 # Up to this size in bytes of a row of B, `DEPTH` rows stay in L2. Then A is not packed if it is contiguous along the
 # depth: packing would cost more than it saves.
 NARROW_BYTES = 2048
@@ -57,7 +59,7 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     vector = VECTOR_BYTES // itemsize
     columns = 2 * vector
     packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, PACKED_DEPTH)
-    chunks = 2 * _VECTOR_CHUNK if min(m, n) == 1 else 0
+    chunks = _VECTOR_DEPTH + _VECTOR_CHUNK if min(m, n) == 1 else 0
     # Packing may write one vector beyond the last panel, and aligning the start takes up to one more.
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
 
@@ -303,9 +305,9 @@ def _multiply_vector(
     A is read without packing.
     """
     numbers, floats = numbers_of(like), sums_of(like)
-    sums = array_at(floats, workspace + _VECTOR_CHUNK * floats.itemsize, _VECTOR_CHUNK)
-    for k0 in range(0, k, _VECTOR_CHUNK):
-        depth = min(_VECTOR_CHUNK, k - k0)
+    sums = array_at(floats, workspace + _VECTOR_DEPTH * floats.itemsize, _VECTOR_CHUNK)
+    for k0 in range(0, k, _VECTOR_DEPTH):
+        depth = min(_VECTOR_DEPTH, k - k0)
         chunk = _chunk_of(like, part(x, k0, 0), depth, workspace)
         base = addend if k0 == 0 else y
         for i0 in range(0, m, _VECTOR_CHUNK):
@@ -417,12 +419,14 @@ def vector_product(dtype: np.dtype[Any]) -> Kernel:
         )
         floats, depth, sums = sums_of(like), _part_depth(like, k, parts), data_of(id_sums)
         scratch = np.empty(_VECTOR_CHUNK, floats.dtype)
+        pieces = (rows + 2 * _VECTOR_CHUNK - 1) // (2 * _VECTOR_CHUNK)
+        wide = round_up((rows + pieces - 1) // pieces, 16)  # even, for long runs of memory
         for number in range(start, stop):
             workspace = np.intp(scratch.ctypes.data)  # within the loop, as in `separate_products`
             k0 = number * depth
             chunk = _chunk_of(like, part(x, k0, 0), min(depth, k - k0), workspace)
-            for i0 in range(0, rows, _VECTOR_CHUNK):
-                count = min(_VECTOR_CHUNK, rows - i0)
+            for i0 in range(0, rows, wide):
+                count = min(wide, rows - i0)
                 into = array_at(floats, sums + (number * rows + i0) * floats.itemsize, count)
                 combine_columns(like, count, chunk.size, part(matrix, i0, k0), chunk, into)
             if fetch_add(word, 0, 1) == parts - 1:

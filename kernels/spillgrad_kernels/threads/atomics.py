@@ -79,7 +79,7 @@ def pause(builder: Any) -> None:
         builder.call(function, [ir.IntType(32)(operand) for operand in operands])
 
 
-_yield_core = c_function("sched_yield", 0)
+yield_core = c_function("sched_yield", 0)
 
 
 @jit
@@ -91,4 +91,4 @@ def wait_for(address: int, index: int, value: int) -> None:
         if looks < _YIELD_AFTER:
             pause()
         else:
-            _yield_core()
+            yield_core()
