@@ -76,7 +76,7 @@ class LayerCache:
         query = q.array
         keys, values = self._extend(k.array, v.array)
         batch, heads, queries, width = query.shape
-        if queries == 1 and not dropout_p and _is_for_kernel(query, keys, values):
+        if queries == 1 and q.grad_fn is None and not dropout_p and _is_for_kernel(query, keys, values):
             starts = None if first_keys is None else first_keys.array
             factor = 1 / math.sqrt(width) if scale is None else scale
             of_next = attention_of_next(query, keys, values, factor, starts, softcap)
@@ -86,6 +86,11 @@ class LayerCache:
 
     def _extend(self, *new: np.ndarray) -> list[np.ndarray]:
         """Add keys and values of further positions; return those of all positions."""
+        if self._kept is not None and len(self._kept[0]) != len(new[0]):
+            raise ShapeError(
+                f"KeyValueCache: got keys of {len(new[0])} sequences; it has those of {len(self._kept[0])}: give "
+                "these, or a new cache"
+            )
         before, self.length = self.length, self.length + new[0].shape[-2]
         if self._kept is None or self._kept[0].shape[-2] < self.length:
             # Twice as many: then each position is copied less than twice, whatever the length.

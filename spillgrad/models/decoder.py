@@ -86,7 +86,8 @@ class Attention(Module):
         q, k, v = (part.view(batch, length, -1, self.head_width).transpose(1, 2) for part in parts)
         if self.normalizes:
             q, k = self.q_norm(q), self.k_norm(k)
-        turn = rotate if cache is None or length > 1 else rotate_one
+        is_recorded = q.grad_fn is not None or k.grad_fn is not None
+        turn = rotate if cache is None or length > 1 or is_recorded else rotate_one
         q, k = turn(q, rotation), turn(k, rotation)
         dropout = self.attention_dropout if self.training else 0.0
         if cache is None:

@@ -164,10 +164,42 @@ def test_output_layers_whose_loss_is_recomputed_in_parts_may_be_recomputed(name,
     assert gradients[0] == gradients[1]
 
 
-def test_a_cache_is_no_place_for_what_is_differentiated():
-    model = sg.models.build(CONFIGS["llama"])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_cache_is_no_place_for_what_is_differentiated(name, length):
+    model = sg.models.build(CONFIGS[name])
+    cache = sg.models.KeyValueCache(model.layers)
+    with sg.no_grad():
+        model(IDX[:, :5], cache=cache)
     with pytest.raises(sg.errors.GraphError, match=r"call the model in no_grad\(\)"):
-        model(IDX, cache=sg.models.KeyValueCache(model.layers))
+        model(IDX[:, 5 : 5 + length], cache=cache)
+
+
+@pytest.mark.parametrize("projection", ["k_proj", "q_proj"])
+def test_a_next_position_is_differentiated_through_its_query_alone(projection):
+    model = sg.models.build(CONFIGS["llama"]).requires_grad_(False)
+    last = model.model.layers[-1].self_attn
+    getattr(last, projection).weight.requires_grad_(True)
+    cache = sg.models.KeyValueCache(model.layers)
+    with sg.no_grad():
+        model(IDX[:, :5], cache=cache)
+    if projection == "k_proj":
+        with pytest.raises(sg.errors.GraphError, match=r"call the model in no_grad\(\)"):
+            model(IDX[:, 5:6], cache=cache)
+        return
+    model(IDX[:, 5:6], cache=cache)[0].sum().backward()
+    found = last.q_proj.weight.grad.numpy().copy()
+    model.zero_grad()
+    model(IDX[:, :6])[0][:, -1].sum().backward()
+    np.testing.assert_allclose(found, last.q_proj.weight.grad.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_cache_of_other_sequences_is_refused(model):
+    cache = sg.models.KeyValueCache(model.layers)
+    with sg.no_grad():
+        model(IDX[:, :5], cache=cache)
+        with pytest.raises(sg.errors.ShapeError, match="got keys of 1 sequences; it has those of 2"):
+            model(IDX[:1, 5:6], cache=cache)
 
 
 def test_tokens_are_yielded_as_they_come_and_stop_where_they_should():

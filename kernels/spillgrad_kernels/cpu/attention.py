@@ -241,7 +241,7 @@ def _one_query(
         sequence, head = task // heads, task % heads
         q, q_sequence, q_head, k, k_sequence, k_head, k_row, v, v_sequence, v_head, v_row, out = places
         query = array_at(empty, q + sequence * q_sequence + head * q_head, width)
-        first = starts[sequence % starts.size]
+        first = min(max(starts[sequence % starts.size], 0), keys)
         k += sequence * k_sequence + head // group * k_head + first * k_row
         v += sequence * v_sequence + head // group * v_head + first * v_row
         row = scores[: keys - first]
@@ -274,8 +274,8 @@ def attention_of_next(
 
     It computes what `attention_forward` does for one query, in less time. Neighbouring heads of q share a head of k and
     v. Shapes: q (B, heads, 1, D), k (B, shared, S, D), v (B, shared, S, E), S at least 1; first_keys int32, (1,) or
-    (B, 1), each less than S; result (B, heads, 1, E). All are float32, or all are float64. Rows are contiguous.
-    Raises TypeError for dtypes that differ.
+    (B, 1); result (B, heads, 1, E), 0 for a first key beyond the last. All are float32, or all are float64. Rows are
+    contiguous. Raises TypeError for dtypes that differ.
     """
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"attention: got {q.dtype}, {k.dtype} and {v.dtype}; wanted one dtype; convert")

@@ -65,8 +65,8 @@ _PACKED_WORK = 1 << 27
 # which waits for memory.
 _GRAIN = 1 << 17
 _VECTOR_GRAIN = 1 << 14
-# A matrix-vector product is divided into parts of its depth: into at most so many, each of which reads at least so many
-# bytes, and has such a depth. (Together, their sums stay in L2.)
+# A matrix-vector product is divided into parts of its depth, each of which reads at least so many bytes, and has such a
+# depth. There are at most so many, whose sums stay in L2, unless they would be deeper.
 _MOST_PARTS = 16
 _PART_BYTES = 256 << 10
 _LEAST_PART_DEPTH, _MOST_PART_DEPTH = 64, 1024
@@ -224,7 +224,7 @@ def prepare(
     # A plan needs sizes of at least 1. C may have elements even if A and B have none.
     depth, products = max(1, -(-k * numbers.itemsize // packed.itemsize)), max(1, math.prod(batch))
     cut = None
-    if products == 1 and format is None and (m == 1 or n == 1) and not in_lines[1 if m == 1 else 0]:
+    if products == 1 and format is None and min(m, n) == 1 < max(m, n) and not in_lines[1 if m == 1 else 0]:
         cut = _divided_cut(m, n, depth, dtype.itemsize)
     if cut is None:
         cut = _cut(max(1, m), max(1, n), depth, products, dtype.itemsize, threads, plain, in_lines, in_rows, b_row)

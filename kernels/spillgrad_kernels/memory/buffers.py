@@ -336,9 +336,9 @@ def _buffer_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return 0 if nbytes < POOLED_MIN_BYTES else size_class(nbytes)
 
 
-def size_class(nbytes: int) -> int:
-    """Round `nbytes` up to pages, and to one of eight sizes per power of two; from 16 MiB on, to huge pages."""
-    step = min(max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4)), _HUGE_PAGE_BYTES)
+def size_class(nbytes: int, most_wasted: int = _HUGE_PAGE_BYTES) -> int:
+    """Round `nbytes` up to pages, and to one of eight sizes per power of two, but by at most `most_wasted` bytes."""
+    step = min(max(PAGE_BYTES, 1 << max(0, nbytes.bit_length() - 4)), most_wasted)
     return -(-nbytes // step) * step
 
 

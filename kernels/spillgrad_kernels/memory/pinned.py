@@ -46,7 +46,7 @@ class PinnedMemory:
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Return an uninitialised array of `nbytes` pinned bytes. Raises MemoryError if the system can pin no more."""
-        size = size_class(max(1, nbytes))
+        size = size_class(max(1, nbytes), most_wasted=max(1, nbytes))  # to pin memory takes longer than to map it
         with self._lock:
             self._drain()
             waiting = self._idle.get(size)

@@ -1,8 +1,8 @@
 """A team of threads that share one kernel launch at a time. Handing a launch over takes about a microsecond.
 
-The threads are Python threads, but they stay in compiled code, without the GIL. An idle thread spins for a moment
-before it sleeps, because the next launch of a training step comes soon. Threads share only a block of int64 words,
-which they change by atomic operations. `team` below is the address of these words.
+The threads are Python threads, but they stay in compiled code, without the GIL. An idle thread spins for a moment,
+then yields for another, before it sleeps, because the next launch of a training step comes soon. Threads share only a
+block of int64 words, which they change by atomic operations. `team` below is the address of these words.
 
 A launch runs in the calling thread alone if the team is busy with another thread's launch, or in a forked child.
 """
@@ -101,7 +101,10 @@ def _wake(team: int) -> None:
 
 @jit
 def _serve(team: int, worker: int, spins: int) -> None:
-    """Compute shares of each launch, as thread `worker` (from 1), until the team stops. Sleep after `spins` pauses."""
+    """Compute shares of each launch, as thread `worker` (from 1), until the team stops.
+
+    Sleep after `spins` pauses, then `_YIELDS` more looks.
+    """
     done = 0
     idle = 0
     while load(team, _STOP) == 0:

@@ -227,7 +227,8 @@ class Candidate(abc.ABC):
             Bytes of the whole process.
         """
         everything = Choice(frozenset(unit.whole.path for unit in self.units), 0, 0.0, 0.0)
-        return min(self.predict(self.least_budget, choice).peak_bytes for choice in (NOTHING, everything))
+        ways = [(self.least_budget, NOTHING), (self.least_budget, everything), (self._saved_bytes(NOTHING), NOTHING)]
+        return min(self.predict(max(budget, self.least_budget), choice).peak_bytes for budget, choice in ways)
 
     def budget_within(self, ram_bytes: int, choice: Choice = NOTHING) -> int | None:
         """Return the largest budget with which the process stays within a given memory.
@@ -245,9 +246,12 @@ class Candidate(abc.ABC):
             The budget in bytes; None if no budget will do.
         """
         least = self.least_budget
+        most = max(ram_bytes, least)
+        if self.peak_bytes(most, choice) <= ram_bytes:  # with nothing on disk, it may be less than with little
+            return most
         if self.peak_bytes(least, choice) > ram_bytes:
             return None
-        budgets = range(least, max(ram_bytes, least) + 1, _BUDGET_STEP)
+        budgets = range(least, most + 1, _BUDGET_STEP)
         return budgets[bisect.bisect_right(budgets, ram_bytes, 1, key=lambda each: self.peak_bytes(each, choice)) - 1]
 
     def predict_within(self, ram_bytes: int, choice: Choice = NOTHING) -> Prediction | None:

@@ -301,9 +301,9 @@ class Whole(Candidate):
         return sum(reduced_bytes(largest, part, sharing)) + self.copies_bytes(sharing)
 
     def _bytes_of_structure(self) -> int:
-        """Return the memory that arrays on disk take, of the layers that the profile did not run."""
-        items, units = self.profile.items, self.profile.units
-        of_layer = [items[number].nbytes for number, unit in enumerate(units) if unit == 1]
+        """Return the memory for arrays on disk, of the layers that the profile did not run, if none is recomputed."""
+        pairs = zip(self.profile.items, self.profile.units, strict=True)
+        of_layer = [item.stored_bytes for item, unit in pairs if unit == 1 and not item.in_place]
         return self._more * (len(of_layer) * _STORED_BYTES + sum(of_layer) * _FILE_BYTES // SEGMENT_BYTES)
 
     def _sum(self, by_unit: dict[int, int]) -> int:

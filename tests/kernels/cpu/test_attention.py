@@ -273,7 +273,7 @@ def test_results_keep_the_order_of_heads_and_positions():
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("starts", [None, [1], [0, 36]], ids=str)
+@pytest.mark.parametrize("starts", [None, [1], [0, 36], [-3, 700], [701, 900]], ids=str)
 @pytest.mark.parametrize("keys", [37, 38, 40, 700])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_next_position_alone_gets_what_it_gets_among_others(threads, dtype, keys, starts, softcap):

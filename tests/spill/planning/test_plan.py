@@ -166,6 +166,24 @@ def test_the_largest_budget_that_stays_within_the_memory_is_found_and_none_where
     assert whole.peak_bytes(budget) <= least + 10
 
 
+def test_a_model_that_fits_as_a_whole_is_not_refused_for_what_little_budgets_take_on_disk():
+    whole = Whole(made_up(offload=False), 5, QUICK)
+    in_ram = whole.peak_bytes(10**6)
+    assert whole.peak_bytes(0) > in_ram
+    budget = whole.budget_within(in_ram)
+    assert budget is not None
+    assert whole.peak_bytes(budget) == in_ram
+    assert whole.budget_within(in_ram - 1) is None
+    assert whole.least_bytes() == in_ram
+
+
+def test_arrays_in_files_of_others_take_no_memory_for_what_is_on_disk():
+    profile = made_up(offload=True)
+    profile.items.append(Item(1 << 30, persistent=True, in_place=True))
+    profile.units.append(1)
+    assert Whole(profile, 5, QUICK).peak_bytes(500) == 10_000 + BESIDE + 500 + 3 * ON_DISK
+
+
 def test_no_prediction_is_above_its_memory_and_the_least_has_room_for_what_is_used_at_once():
     whole = Whole(made_up(offload=True), 5, QUICK)
     least = whole.least_bytes()
