@@ -32,8 +32,8 @@ from spillgrad_kernels.cpu.attention_tiles import (
 )
 from spillgrad_kernels.cpu.packing import pack
 from spillgrad_kernels.cpu.pointers import aligned, array_at
-from spillgrad_kernels.cpu.product import combine_columns, dots
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of, tile_columns
+from spillgrad_kernels.cpu.vector_product import combine_columns, dots
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.layout import address_of, batch_offsets, layout_of

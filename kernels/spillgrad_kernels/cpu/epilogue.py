@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import array_at
-from spillgrad_kernels.jit.by_address import code_address, integers
-from spillgrad_kernels.jit.compile import jit
+from spillgrad_kernels.jit.by_address import call, code_address, integers
+from spillgrad_kernels.jit.compile import jit, register_jitable
 from spillgrad_kernels.tables.formula import FUNCTIONS, Formula, trace
 
 NO_EPILOGUE = 0
@@ -44,3 +44,9 @@ def epilogue(formula: Formula, name: str, dtype: np.dtype[Any]) -> int:
     exec(compile("\n".join(lines), f"<epilogue {name}>", "exec"), namespace)
     kernel = jit(namespace["epilogue"], name=f"epilogue.{name}.{dtype}", by_address=True)
     return code_address(kernel, integers(len(_PARAMETERS)))
+
+
+@register_jitable
+def apply_epilogue(epilogue: int, rows: int, columns: int, product: Any, other: Any, result: Any) -> None:
+    """Apply the epilogue at an address to a block; a matrix is its address, followed by its strides."""
+    call(epilogue, (rows, columns, product[0], product[1], other[0], other[1], result[0], result[1]))

@@ -22,16 +22,15 @@ from spillgrad_kernels.cpu.product import (
     PACKED_DEPTH,
     ROWS,
     SHARED_ROWS,
-    depth_of_parts,
     reads_b_in_place,
     reads_in_place,
     separate_products,
     shared_product,
-    vector_product,
     workspace_size,
 )
 from spillgrad_kernels.cpu.product_geometry import NO_EXTRAS, Extras, geometry_of, with_extras
 from spillgrad_kernels.cpu.product_tile import BFLOAT16_PAIR, TILE_ROWS, VECTOR_BYTES
+from spillgrad_kernels.cpu.vector_product import depth_of_parts, vector_product
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.layout import Layout, Shape, address_of, dense, layout_of
 from spillgrad_kernels.memory import buffers

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE
+from spillgrad_kernels.cpu.epilogue import NO_EPILOGUE, apply_epilogue
 from spillgrad_kernels.cpu.microkernel import multiply_in_place, multiply_panels, multiply_strided
 from spillgrad_kernels.cpu.packing import b_packer, has_codes, packer
 from spillgrad_kernels.cpu.pointers import array_at, data_of
@@ -19,14 +19,13 @@ from spillgrad_kernels.cpu.product_geometry import Matrix, matrices_of, part, re
 from spillgrad_kernels.cpu.product_tile import (
     TILE_ROWS,
     VECTOR_BYTES,
+    depth_of,
     numbers_in,
-    numbers_of,
     sums_of,
     tile_columns,
-    widened,
 )
-from spillgrad_kernels.jit.by_address import call
-from spillgrad_kernels.jit.compile import REASSOCIATE, jit, register_jitable
+from spillgrad_kernels.cpu.vector_product import VECTOR_SCRATCH, multiply_vector
+from spillgrad_kernels.jit.compile import jit, register_jitable
 from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.atomics import fetch_add, store, wait_for
 from spillgrad_kernels.threads.dispatch import Kernel
@@ -39,10 +38,6 @@ ROWS = 12 * TILE_ROWS
 COLUMNS = 2048
 # The number of rows that are packed at once in a product that threads share.
 SHARED_ROWS = 160 * TILE_ROWS
-# The number of sums that a matrix-vector product keeps in the L1 cache, and of the vector's elements in L2. A row of
-# the matrix is read in pieces of that depth; shorter ones would interrupt the stream.
-_VECTOR_CHUNK = 4096
-_VECTOR_DEPTH = 4 * _VECTOR_CHUNK
 # Up to this size in bytes of a row of B, `DEPTH` rows stay in L2. Then A is not packed if it is contiguous along the
 # depth: packing would cost more than it saves.
 NARROW_BYTES = 2048
@@ -59,21 +54,9 @@ def workspace_size(m: int, n: int, k: int, itemsize: int) -> int:
     vector = VECTOR_BYTES // itemsize
     columns = 2 * vector
     packed: int = (round_up(min(n, COLUMNS), columns) + round_up(min(m, ROWS), TILE_ROWS)) * min(k, PACKED_DEPTH)
-    chunks = _VECTOR_DEPTH + _VECTOR_CHUNK if min(m, n) == 1 else 0
+    chunks = VECTOR_SCRATCH if min(m, n) == 1 else 0
     # Packing may write one vector beyond the last panel, and aligning the start takes up to one more.
     return max(TILE_ROWS * columns + packed, chunks) + 2 * vector
-
-
-@register_jitable
-def depth_of_parts(depth: int, parts: int) -> int:
-    """Return the depth of each of some parts of a depth; the last one may be less deep."""
-    return int(round_up((depth + parts - 1) // parts, 16))
-
-
-@register_jitable
-def _depth_of(like: np.ndarray, numbers: int) -> int:
-    """Return how many elements of the dtype of `like` hold `numbers` numbers: a pair holds two."""
-    return (numbers + numbers_in(like) - 1) // numbers_in(like)
 
 
 @jit
@@ -219,7 +202,7 @@ def product(
             _multiply_in_place(like, m, n, depth, part(a, 0, k0), source, b_row, b_step, c, base, workspace)
         return
     # Packed A is last in the workspace, because packing A may write a vector beyond its end.
-    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(_depth_of(like, k), PACKED_DEPTH) * size
+    packed_a = packed_b + round_up(min(n, COLUMNS), columns) * min(depth_of(like, k), PACKED_DEPTH) * size
     step = PACKED_DEPTH * numbers_in(like)
     for j0 in range(0, n, COLUMNS):
         width = min(COLUMNS, n - j0)
@@ -233,7 +216,7 @@ def product(
                 source, across, along = part(a, i0, k0)
                 packer(like)(like, TILE_ROWS, source, across, along, height, depth, packed_a)
                 _multiply_block(
-                    like, height, width, _depth_of(like, depth), packed_a, packed_b, part(c, i0, j0),
+                    like, height, width, depth_of(like, depth), packed_a, packed_b, part(c, i0, j0),
                     part(base, i0, j0), workspace,
                 )  # fmt: skip
 
@@ -241,99 +224,6 @@ def product(
 # The int64 words of a shared product: the ticket; for each phase, the number of finished packings; for each phase, the
 # number of finished tiles; for each tile of each block of C, the number of phases that were added to the tile.
 _TICKET, COUNTERS = 0, 8
-
-
-@jit(fastmath=REASSOCIATE)
-def dots(
-    first: np.ndarray, second: np.ndarray, third: np.ndarray, fourth: np.ndarray, y: np.ndarray
-) -> tuple[float, float, float, float]:
-    """Return the dot products of four vectors with `y`.
-
-    A core reads four streams of memory faster than one: at 32000 x 2048 on Emerald Rapids, 1.6 times. Streams that
-    are far apart are read faster than those of neighbouring rows: on Zen 4, 1.1 to 1.4 times.
-    """
-    a = b = c = d = y.dtype.type(0)
-    for i in range(y.size):
-        a += widened(first[i]) * y[i]
-        b += widened(second[i]) * y[i]
-        c += widened(third[i]) * y[i]
-        d += widened(fourth[i]) * y[i]
-    return a, b, c, d
-
-
-@jit
-def combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
-    """Set sums[:m] to the product of the m x k matrix A and the vector x.
-
-    If possible, add up four columns at a time, to store the sums less often: one from each quarter of the columns, for
-    the reason that `dots` tells.
-    """
-    numbers = numbers_of(like)
-    at_a, a_row, a_col = a
-    sums[:m] = 0
-    done = 0
-    if a_row == numbers.itemsize:
-        quarter = k // 4
-        done = 4 * quarter
-        for d in range(quarter):
-            e, f, g = d + quarter, d + 2 * quarter, d + 3 * quarter
-            first, second = array_at(numbers, at_a + d * a_col, m), array_at(numbers, at_a + e * a_col, m)
-            third, fourth = array_at(numbers, at_a + f * a_col, m), array_at(numbers, at_a + g * a_col, m)
-            for i in range(m):
-                two = x[d] * widened(first[i]) + x[e] * widened(second[i])
-                sums[i] = sums[i] + two + x[f] * widened(third[i]) + x[g] * widened(fourth[i])
-    for d in range(done, k):
-        for i in range(m):
-            sums[i] += x[d] * widened(array_at(numbers, at_a + i * a_row + d * a_col, 1)[0])
-
-
-@jit
-def _chunk_of(like: np.ndarray, x: Matrix, depth: int, workspace: int) -> Any:
-    """Return the first `depth` numbers of the column x, as sums are, in the workspace."""
-    chunk = array_at(sums_of(like), workspace, depth)
-    for d in range(depth):
-        chunk[d] = widened(array_at(numbers_of(like), part(x, d, 0)[0], 1)[0])
-    return chunk
-
-
-@jit
-def _multiply_vector(
-    like: np.ndarray, m: int, k: int, a: Matrix, x: Matrix, y: Matrix, addend: Matrix, workspace: int
-) -> None:
-    """Set the column y to the product of the m x k matrix A and the column x, plus the addend if there is one.
-
-    A is read without packing.
-    """
-    numbers, floats = numbers_of(like), sums_of(like)
-    sums = array_at(floats, workspace + _VECTOR_DEPTH * floats.itemsize, _VECTOR_CHUNK)
-    for k0 in range(0, k, _VECTOR_DEPTH):
-        depth = min(_VECTOR_DEPTH, k - k0)
-        chunk = _chunk_of(like, part(x, k0, 0), depth, workspace)
-        base = addend if k0 == 0 else y
-        for i0 in range(0, m, _VECTOR_CHUNK):
-            rows = min(_VECTOR_CHUNK, m - i0)
-            if a[2] == numbers.itemsize:
-                # One row from each quarter. Where the last quarter has fewer, its last row counts several times: so the
-                # sum of a row is the same wherever a block of rows ends.
-                quarter, last = (rows + 3) // 4, rows - 1
-                for i in range(quarter):
-                    e, f, g = min(i + quarter, last), min(i + 2 * quarter, last), min(i + 3 * quarter, last)
-                    at, step = part(a, i0, k0)[0], a[1]
-                    sums[i], sums[e], sums[f], sums[g] = dots(
-                        array_at(numbers, at + i * step, depth), array_at(numbers, at + e * step, depth),
-                        array_at(numbers, at + f * step, depth), array_at(numbers, at + g * step, depth), chunk,
-                    )  # fmt: skip
-            else:
-                combine_columns(like, rows, depth, part(a, i0, k0), chunk, sums)
-            for i in range(rows):
-                added = part(base, i0 + i, 0)[0]
-                before = array_at(floats, added, 1)[0] if added != 0 else floats.dtype.type(0)
-                array_at(floats, part(y, i0 + i, 0)[0], 1)[0] = before + sums[i]
-
-
-@register_jitable
-def _finish(epilogue: int, rows: int, columns: int, c: Matrix, other: Matrix, result: Matrix) -> None:
-    call(epilogue, (rows, columns, c[0], c[1], other[0], other[1], result[0], result[1]))
 
 
 def separate_products(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
@@ -365,74 +255,15 @@ def separate_products(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
             height, width = min(rows, m - i), min(columns, n - j)
             left, right, place, added = part(a, i, 0), part(b, 0, j), part(c, i, j), part(addend, i, j)
             if n == 1 and not has_codes(codes):
-                _multiply_vector(like, height, k, left, right, place, added, workspace)
+                multiply_vector(like, height, k, left, right, place, added, workspace)
             elif m == 1 and not has_codes(codes):
-                _multiply_vector(
+                multiply_vector(
                     like, width, k, transposed(right), transposed(left), transposed(place), transposed(added), workspace
                 )
             else:
                 product(like, codes, origin, height, width, k, left, right, place, added, workspace)
             if epilogue != NO_EPILOGUE:
-                _finish(epilogue, height, width, place, part(other, i, j), part(result, i, j))
-
-    return kernel
-
-
-@register_jitable
-def _part_depth(like: np.ndarray, k: int, parts: int) -> int:
-    """Return the depth of each of some parts of a depth; the last one may be less deep."""
-    return int(depth_of_parts(_depth_of(like, k), parts) * numbers_in(like))
-
-
-@jit
-def _add_parts(floats: np.ndarray, rows: int, parts: int, at: int, y: Matrix, addend: Matrix) -> None:
-    """Set the column y to the sum of `parts` columns, which follow each other from the address `at` on, in order."""
-    total = array_at(floats, at, rows)
-    for number in range(1, parts):
-        more = array_at(floats, at + number * rows * floats.itemsize, rows)
-        for i in range(rows):
-            total[i] += more[i]
-    for i in range(rows):
-        added = part(addend, i, 0)[0]
-        before = array_at(floats, added, 1)[0] if added != 0 else floats.dtype.type(0)
-        array_at(floats, part(y, i, 0)[0], 1)[0] = before + total[i]
-
-
-def vector_product(dtype: np.dtype[Any]) -> Kernel:
-    """Return the kernel that computes a matrix-vector product from parts of its depth, which its range numbers.
-
-    It is for a matrix whose neighbours in memory belong to different sums: a part of the depth is one run of memory.
-    The thread that finishes last adds up the parts, in their order. After the parameters that it has in common with the
-    kernel of `separate_products`, it takes the id of an array for the parts' sums, and the address of a word that is 0.
-    """
-    like: Any = np.zeros(1, dtype)
-
-    @jit(name=f"product.vector_product.{dtype}")
-    def kernel(
-        start: int, stop: int, geometry: int, id_a: int, id_b: int, id_addend: int, id_c: int, id_sums: int, word: int
-    ) -> None:
-        g = read_geometry(geometry)
-        m, k, parts, epilogue = g.m, g.k, g.workers, g.epilogue
-        a, b, c, addend, other, result = matrices_of(geometry, 0, (id_a, id_b, id_addend, id_c))
-        rows, matrix, x, y, added = (
-            (g.n, transposed(b), transposed(a), transposed(c), transposed(addend)) if m == 1 else (m, a, b, c, addend)
-        )
-        floats, depth, sums = sums_of(like), _part_depth(like, k, parts), data_of(id_sums)
-        scratch = np.empty(_VECTOR_CHUNK, floats.dtype)
-        pieces = (rows + 2 * _VECTOR_CHUNK - 1) // (2 * _VECTOR_CHUNK)
-        wide = round_up((rows + pieces - 1) // pieces, 16)  # even, for long runs of memory
-        for number in range(start, stop):
-            workspace = np.intp(scratch.ctypes.data)  # within the loop, as in `separate_products`
-            k0 = number * depth
-            chunk = _chunk_of(like, part(x, k0, 0), min(depth, k - k0), workspace)
-            for i0 in range(0, rows, wide):
-                count = min(wide, rows - i0)
-                into = array_at(floats, sums + (number * rows + i0) * floats.itemsize, count)
-                combine_columns(like, count, chunk.size, part(matrix, i0, k0), chunk, into)
-            if fetch_add(word, 0, 1) == parts - 1:
-                _add_parts(floats, rows, parts, sums, y, added)
-                if epilogue != NO_EPILOGUE:
-                    _finish(epilogue, m, g.n, c, other, result)
+                apply_epilogue(epilogue, height, width, place, part(other, i, j), part(result, i, j))
 
     return kernel
 
@@ -467,8 +298,8 @@ def shared_product(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
         tile = scratch + worker * tile_size
         packed, made, added = COUNTERS, COUNTERS + g.phases, COUNTERS + 2 * g.phases
         slab = PACKED_DEPTH * numbers_in(like)
-        b_group = columns * min(_depth_of(like, k), PACKED_DEPTH) * size
-        a_group = rows * min(_depth_of(like, k), PACKED_DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
+        b_group = columns * min(depth_of(like, k), PACKED_DEPTH) * size
+        a_group = rows * min(depth_of(like, k), PACKED_DEPTH) * size + VECTOR_BYTES  # packing may write beyond the end
         b_size = (min(n, COLUMNS) + columns - 1) // columns * b_group
         place_size = b_size + (min(m, SHARED_ROWS) + rows - 1) // rows * a_group
 
@@ -517,12 +348,12 @@ def shared_product(dtype: np.dtype[Any], format: np.dtype[Any]) -> Kernel:
                             wait_for(words, packed + phase, packings)
                             wait_for(words, added + at, k0 // slab)
                             _multiply_block(
-                                like, tall, wide, _depth_of(like, depth), packed_a + at % row_groups * a_group,
+                                like, tall, wide, depth_of(like, depth), packed_a + at % row_groups * a_group,
                                 packed_b + at // row_groups * b_group, place, part(base, i0 + i, j0 + j), tile,
                             )  # fmt: skip
                             if epilogue != NO_EPILOGUE and k0 + slab >= k:
                                 extra, finished = part(other, i0 + i, j0 + j), part(result, i0 + i, j0 + j)
-                                _finish(epilogue, tall, wide, place, extra, finished)
+                                apply_epilogue(epilogue, tall, wide, place, extra, finished)
                             store(words, added + at, k0 // slab + 1)
                             fetch_add(words, made + phase, 1)
                         ticket = fetch_add(words, _TICKET, 1)

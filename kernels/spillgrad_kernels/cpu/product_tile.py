@@ -11,7 +11,7 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, overload, types
+from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, overload, register_jitable, types
 
 
 def _tile_of_host() -> tuple[int, int]:
@@ -106,3 +106,9 @@ else:
         word = ir.IntType(32)
         bits = builder.shl(builder.zext(number, word), ir.Constant(word, 16))
         return builder.bitcast(bits, ir.FloatType())
+
+
+@register_jitable
+def depth_of(like: np.ndarray, numbers: int) -> int:
+    """Return how many elements of the dtype of `like` hold `numbers` numbers: a pair holds two."""
+    return (numbers + numbers_in(like) - 1) // numbers_in(like)
