@@ -43,7 +43,6 @@ from spillgrad.storage.disk_store import DiskStore
 from spillgrad.storage.residency.belady import PHASES, Event, Item
 from spillgrad.storage.store import Handle, Label
 from spillgrad.tensor import Tensor
-from spillgrad_kernels.jit.compile import counts
 from spillgrad_kernels.memory import buffers
 
 # The number of layers that run. The first may differ from the others; the second is measured for all others.
@@ -204,10 +203,8 @@ def profile(
         )  # fmt: skip
         watched.busy_s_per_byte, watched.sharing = busy_s_per_byte, sharing
         try:
-            compiled = counts.compiled
             found = watched.profile(_STEPS) if like is None else _timed_as(like, watched.profile(1))
-            if counts.compiled > compiled:  # the next process, which trains, is to find all kernels on disk
-                watched.use_between_steps()
+            watched.use_between_steps()  # the next process, which trains, is to find all kernels on disk
             return found
         finally:
             watched.close()

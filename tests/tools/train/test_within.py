@@ -75,6 +75,13 @@ def test_planning_compiles_all_that_the_run_uses(tmp_path: Path, monkeypatch: py
     printed, error = start(tmp_path, "--ram", "280MiB", "--out", "out", "--eval-every", "2").communicate(timeout=300)
     assert ("held-out loss" in printed, error) == (True, "")
     assert kernels() == compiled
+    # The sample of a wider model uses a kernel that none of its steps does.
+    wider = ["--model", "small", "--batch", "1", "--context", "16", "--ram", "700MiB"]
+    subprocess.run([*plan[:4], *wider], cwd=tmp_path, check=True, capture_output=True)
+    assert (more := kernels()) > compiled
+    start(tmp_path, *wider, "--out", "wider").communicate(timeout=300)
+    assert (tmp_path / "wider").exists()
+    assert kernels() == more
 
 
 def test_a_first_run_that_has_no_memory_to_compile_in_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
