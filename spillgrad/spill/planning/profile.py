@@ -343,7 +343,11 @@ class _Watched:
         layers: list[dict[str, float]] = []
         began_s = time.perf_counter()
         with _Sampler(self) as sampler:
-            while len(phases) < steps and (not phases or time.perf_counter() - began_s < _MEASURED_S):
+            # On a busy machine, the thread that looks may not run in a short step.
+            while not phases or (
+                (len(phases) < steps or not sampler.has_seen("forward", "backward"))
+                and time.perf_counter() - began_s < _MEASURED_S
+            ):
                 self.step()
                 phases.append(self._phase_s())
                 layers.append(self._layer_s())
@@ -564,7 +568,7 @@ class _Sampler:
     def __init__(self, watched: _Watched) -> None:
         self._watched = watched
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="spillgrad-plan", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="spillgrad-plan", daemon=True)
         self.held: dict[tuple[str, int], int] = {}
         self.live_bytes = self.mapped_bytes = self.base_bytes = 0
 
@@ -575,21 +579,29 @@ class _Sampler:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
+        self._look()
+
+    def has_seen(self, *phases: str) -> bool:
+        """Return whether each of the phases was looked at."""
+        return set(phases) <= {phase for phase, _ in list(self.held)}
+
+    def _run(self) -> None:
+        while not self._done.wait(_LOOK_EVERY_S):
+            self._look()
 
     def _look(self) -> None:
-        while not self._done.wait(_LOOK_EVERY_S):
-            where = self._watched.phase, self._watched.unit
-            in_store_before = self._watched.store.ram_bytes
-            pool = buffers.memory_stats()
-            in_store = max(in_store_before, self._watched.store.ram_bytes)  # it may change between the readings
-            beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
-            self.live_bytes = max(self.live_bytes, pool.live_bytes)
-            self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
-            self.held[where] = max(self.held.get(where, 0), beside_bytes)
-            # The most: a buffer that a read has just begun to fill is mapped, but not in memory.
-            resident_bytes = rss_bytes()
-            mapped_bytes = max(pool.mapped_bytes, buffers.memory_stats().mapped_bytes)
-            self.base_bytes = max(self.base_bytes, resident_bytes - mapped_bytes)
+        where = self._watched.phase, self._watched.unit
+        in_store_before = self._watched.store.ram_bytes
+        pool = buffers.memory_stats()
+        in_store = max(in_store_before, self._watched.store.ram_bytes)  # it may change between the readings
+        beside_bytes = pool.live_bytes - self._watched.others_bytes - in_store
+        self.live_bytes = max(self.live_bytes, pool.live_bytes)
+        self.mapped_bytes = max(self.mapped_bytes, pool.mapped_bytes)
+        self.held[where] = max(self.held.get(where, 0), beside_bytes)
+        # The most: a buffer that a read has just begun to fill is mapped, but not in memory.
+        resident_bytes = rss_bytes()
+        mapped_bytes = max(pool.mapped_bytes, buffers.memory_stats().mapped_bytes)
+        self.base_bytes = max(self.base_bytes, resident_bytes - mapped_bytes)
 
 
 def _layers(model: Module, count: int) -> str | None:

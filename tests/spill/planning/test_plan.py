@@ -15,6 +15,7 @@ import spillgrad as sg
 from spillgrad.distributed.wires import wire_named
 from spillgrad.errors import ArgumentError, BudgetError
 from spillgrad.spill.offload.needs import Sharing
+from spillgrad.spill.planning import profile as profile_module
 from spillgrad.spill.planning.candidate import NOTHING
 from spillgrad.spill.planning.choose import Choice
 from spillgrad.spill.planning.plan import plan
@@ -62,6 +63,13 @@ def test_a_buffer_that_is_mapped_but_not_filled_does_not_make_the_process_seem_s
         buffer = buffers.empty((64 << 20,), np.uint8)
         wait_until(lambda: sampler.mapped_bytes >= buffer.nbytes)
     assert sampler.base_bytes >= before > 50 << 20
+
+
+def test_steps_that_are_over_before_anybody_looks_are_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(profile_module, "_LOOK_EVERY_S", 0.2)
+    found = profile(gpt, 2, loss_of, sg.optim.AdamW, tmp_path, ram_budget=64 << 20, offload=False)
+    assert {"forward", "backward"} <= {phase for phase, _ in found.held}
+    assert found.base_bytes > 50 << 20
 
 
 # What follows for the whole model: made-up layers

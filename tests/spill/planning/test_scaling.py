@@ -262,6 +262,6 @@ def test_frozen_parameters_in_parts_travel_without_gradients():
 
 def test_only_parts_of_arrays_that_live_on_are_moved():
     items = [Item(4 * MIB, persistent=True), Item(4 * MIB), Item(4000, persistent=True)]
-    whole = Whole(dataclasses.replace(made_up(offload=True), items=items), 2, QUICK)
+    whole = Whole(dataclasses.replace(made_up(offload=True), items=items, units=[0, 1, 1]), 2, QUICK)
     found = whole.in_parts(Sharing(4, EXACT, cuts_parameters=True)).profile.items
     assert [item.nbytes for item in found] == [MIB, 4 * MIB, 4000]
