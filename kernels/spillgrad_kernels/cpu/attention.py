@@ -33,7 +33,7 @@ from spillgrad_kernels.cpu.attention_tiles import (
 from spillgrad_kernels.cpu.packing import pack
 from spillgrad_kernels.cpu.pointers import aligned, array_at
 from spillgrad_kernels.cpu.product_tile import TILE_ROWS, VECTOR_BYTES, like_of, tile_columns
-from spillgrad_kernels.cpu.vector_product import combine_columns, dots
+from spillgrad_kernels.cpu.vector_product import combine_columns, dot_rows
 from spillgrad_kernels.device_array import on_device
 from spillgrad_kernels.jit.compile import REASSOCIATE, jit
 from spillgrad_kernels.layout import address_of, batch_offsets, layout_of
@@ -245,13 +245,7 @@ def _one_query(
         k += sequence * k_sequence + head // group * k_head + first * k_row
         v += sequence * v_sequence + head // group * v_head + first * v_row
         row = scores[: keys - first]
-        quarter, last = (row.size + 3) // 4, row.size - 1  # as in a product of a matrix and a vector
-        for i in range(quarter):
-            e, f, g = min(i + quarter, last), min(i + 2 * quarter, last), min(i + 3 * quarter, last)
-            row[i], row[e], row[f], row[g] = dots(
-                array_at(empty, k + i * k_row, width), array_at(empty, k + e * k_row, width),
-                array_at(empty, k + f * k_row, width), array_at(empty, k + g * k_row, width), query,
-            )  # fmt: skip
+        dot_rows(empty, row.size, k, k_row, query, row)
         for i in range(row.size):
             row[i] *= number(scale * LOG2_E)
         if softcap != 0:

@@ -13,16 +13,16 @@ from spillgrad_kernels.tables.integer_math import round_up
 from spillgrad_kernels.threads.atomics import fetch_add
 from spillgrad_kernels.threads.dispatch import Kernel
 
-# The number of sums that a matrix-vector product keeps in the L1 cache, and of the vector's elements in L2. A row of
-# the matrix is read in pieces of that depth; shorter ones would interrupt the stream.
-_VECTOR_CHUNK = 4096
-_VECTOR_DEPTH = 4 * _VECTOR_CHUNK
+# The number of sums that a product keeps in the L1 cache, and of the vector's elements in L2. A row of the matrix is
+# read in pieces of that depth; shorter ones would interrupt the stream.
+_SUMS = 4096
+_DEPTH = 4 * _SUMS
 # The elements of scratch memory that `multiply_vector` needs.
-VECTOR_SCRATCH = _VECTOR_DEPTH + _VECTOR_CHUNK
+VECTOR_SCRATCH = _DEPTH + _SUMS
 
 
 @jit(fastmath=REASSOCIATE)
-def dots(
+def _dots(
     first: np.ndarray, second: np.ndarray, third: np.ndarray, fourth: np.ndarray, y: np.ndarray
 ) -> tuple[float, float, float, float]:
     """Return the dot products of four vectors with `y`.
@@ -40,11 +40,27 @@ def dots(
 
 
 @jit
+def dot_rows(numbers: np.ndarray, rows: int, at: int, step: int, y: np.ndarray, sums: np.ndarray) -> None:
+    """Set sums[:rows] to the dot products with `y` of rows, which begin at an address, `step` bytes apart.
+
+    It takes one row from each quarter. Where the last quarter has fewer, its last row counts several times: so the
+    product of a row is the same whatever rows are beside it.
+    """
+    quarter, last = (rows + 3) // 4, rows - 1
+    for i in range(quarter):
+        e, f, g = min(i + quarter, last), min(i + 2 * quarter, last), min(i + 3 * quarter, last)
+        sums[i], sums[e], sums[f], sums[g] = _dots(
+            array_at(numbers, at + i * step, y.size), array_at(numbers, at + e * step, y.size),
+            array_at(numbers, at + f * step, y.size), array_at(numbers, at + g * step, y.size), y,
+        )  # fmt: skip
+
+
+@jit
 def combine_columns(like: np.ndarray, m: int, k: int, a: Matrix, x: np.ndarray, sums: np.ndarray) -> None:
     """Set sums[:m] to the product of the m x k matrix A and the vector x.
 
     If possible, add up four columns at a time, to store the sums less often: one from each quarter of the columns, for
-    the reason that `dots` tells.
+    the reason that `_dots` tells.
     """
     numbers = numbers_of(like)
     at_a, a_row, a_col = a
@@ -83,24 +99,15 @@ def multiply_vector(
     A is read without packing.
     """
     numbers, floats = numbers_of(like), sums_of(like)
-    sums = array_at(floats, workspace + _VECTOR_DEPTH * floats.itemsize, _VECTOR_CHUNK)
-    for k0 in range(0, k, _VECTOR_DEPTH):
-        depth = min(_VECTOR_DEPTH, k - k0)
+    sums = array_at(floats, workspace + _DEPTH * floats.itemsize, _SUMS)
+    for k0 in range(0, k, _DEPTH):
+        depth = min(_DEPTH, k - k0)
         chunk = _chunk_of(like, part(x, k0, 0), depth, workspace)
         base = addend if k0 == 0 else y
-        for i0 in range(0, m, _VECTOR_CHUNK):
-            rows = min(_VECTOR_CHUNK, m - i0)
+        for i0 in range(0, m, _SUMS):
+            rows = min(_SUMS, m - i0)
             if a[2] == numbers.itemsize:
-                # One row from each quarter. Where the last quarter has fewer, its last row counts several times: so the
-                # sum of a row is the same wherever a block of rows ends.
-                quarter, last = (rows + 3) // 4, rows - 1
-                for i in range(quarter):
-                    e, f, g = min(i + quarter, last), min(i + 2 * quarter, last), min(i + 3 * quarter, last)
-                    at, step = part(a, i0, k0)[0], a[1]
-                    sums[i], sums[e], sums[f], sums[g] = dots(
-                        array_at(numbers, at + i * step, depth), array_at(numbers, at + e * step, depth),
-                        array_at(numbers, at + f * step, depth), array_at(numbers, at + g * step, depth), chunk,
-                    )  # fmt: skip
+                dot_rows(numbers, rows, part(a, i0, k0)[0], a[1], chunk, sums)
             else:
                 combine_columns(like, rows, depth, part(a, i0, k0), chunk, sums)
             for i in range(rows):
@@ -155,8 +162,8 @@ def vector_product(dtype: np.dtype[Any]) -> Kernel:
             (g.n, transposed(b), transposed(a), transposed(c), transposed(addend)) if m == 1 else (m, a, b, c, addend)
         )
         floats, depth, sums = sums_of(like), _part_depth(like, k, parts), data_of(id_sums)
-        scratch = np.empty(_VECTOR_CHUNK, floats.dtype)
-        pieces = (rows + 2 * _VECTOR_CHUNK - 1) // (2 * _VECTOR_CHUNK)
+        scratch = np.empty(_SUMS, floats.dtype)
+        pieces = (rows + 2 * _SUMS - 1) // (2 * _SUMS)
         wide = round_up((rows + pieces - 1) // pieces, 16)  # even, for long runs of memory
         for number in range(start, stop):
             workspace = np.intp(scratch.ctypes.data)  # within the loop, as in `separate_products`
