@@ -5,7 +5,6 @@ the dtype of the numbers (see `quantization.py`); `a`, `out` and the like are ad
 """
 
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,8 @@ from llvmlite import ir
 
 from spillgrad_kernels.cpu.pointers import array_at
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
-from spillgrad_kernels.cpu.vector_instructions import Emitter
-from spillgrad_kernels.jit.compile import DISABLE_JIT, cgutils, intrinsic, overload, register_jitable, types
+from spillgrad_kernels.cpu.vector_instructions import Emitter, has_feature
+from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, overload, register_jitable, types
 from spillgrad_kernels.tables.quantization import BLOCK, INT8, LEVELS, OF_LARGEST
 
 # The most rows that `dot_codes` multiplies with a row of codes at once.
@@ -79,11 +78,6 @@ if DISABLE_JIT:
 
 else:
 
-    def _has(feature: str) -> bool:
-        """Return whether code may use a feature of the processor that `VECTOR_BYTES` says it has."""
-        asked_for = os.environ.get("NUMBA_CPU_FEATURES")
-        return asked_for is None or f"+{feature}" in asked_for
-
     class _Codes:
         """A writer of instructions that turn codes into vectors of float32 numbers."""
 
@@ -120,11 +114,11 @@ else:
         def _levels(self, words: Any) -> Any:
             """Return the level of each word; of a word, only the lowest four bits count."""
             builder, lanes, sums = self.builder, self.lanes, self.emit.sums
-            if VECTOR_BYTES == 64 and _has("avx512f"):
-                return self._call("llvm.x86.avx512.permvar.sf.512", sums, self.vector(LEVELS.tolist()), words)
-            if VECTOR_BYTES == 32 and _has("avx2"):
+            if VECTOR_BYTES == 64 and has_feature("avx512f"):
+                return self.emit.call("llvm.x86.avx512.permvar.sf.512", sums, self.vector(LEVELS.tolist()), words)
+            if VECTOR_BYTES == 32 and has_feature("avx2"):
                 name, values = "llvm.x86.avx2.permps", LEVELS.tolist()
-                low, high = (self._call(name, sums, self.vector(half), words) for half in (values[:8], values[8:]))
+                low, high = (self.emit.call(name, sums, self.vector(half), words) for half in (values[:8], values[8:]))
                 bit = builder.and_(words, ir.Constant(words.type, [8] * lanes))
                 return builder.select(builder.icmp_unsigned("!=", bit, ir.Constant(words.type, [0] * lanes)), high, low)
             table = ir.Constant(ir.VectorType(ir.FloatType(), 16), LEVELS.tolist())
@@ -133,15 +127,6 @@ else:
                 at = builder.and_(builder.extract_element(words, word(lane)), word(15))
                 result = builder.insert_element(result, builder.extract_element(table, at), word(lane))
             return result
-
-        def _call(self, name: str, result: Any, *operands: Any) -> Any:
-            kind = ir.FunctionType(result, [operand.type for operand in operands])
-            return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), operands)
-
-        def splat(self, value: Any) -> Any:
-            undefined = ir.Constant(self.emit.sums, ir.Undefined)
-            first = self.builder.insert_element(undefined, value, ir.IntType(32)(0))
-            return self.emit.shuffle(first, undefined, [0] * self.lanes)
 
         def loop(self, count: Any, firsts: list[Any], step: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
             """Emit a loop of `count` steps, at least 1, in which values change; return their last values."""
@@ -186,7 +171,7 @@ else:
     @_code_vectors
     def expand_codes(write: _Codes, count: Any, address: Any, scale: Any, target: Any) -> None:
         builder, integer = write.builder, count.type
-        factor = write.splat(scale)
+        factor = write.emit.spread(scale)
 
         def step(number: Any, _: list[Any]) -> list[Any]:
             numbers = write.numbers(builder.add(address, builder.mul(number, integer(write.code_bytes))))

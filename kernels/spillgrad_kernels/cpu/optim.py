@@ -19,6 +19,7 @@ from spillgrad_kernels.cpu.pointers import (
     set_element,
 )
 from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS, NO_SIZE, inverse_of, larger
+from spillgrad_kernels.cpu.state_vectors import DECODERS, ENCODERS, HAS_VECTORS, RUN
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
 from spillgrad_kernels.tables.formula import Formula, parameters
@@ -30,9 +31,9 @@ __all__ = ["CHUNK", "adam", "adamw", "lion", "run", "scaled", "sgd", "squares_of
 
 # The number of elements that pays for another thread: 3 to 6 microseconds of work.
 _GRAIN = 2 * CHUNK
-# Loops over encoded state fetch runs of `_RUN` elements, `_AHEAD` elements before they need them: at less, memory is
+# Loops over encoded state fetch runs of `RUN` elements, `_AHEAD` elements before they need them: at less, memory is
 # late, and at more, the cache of the core is full.
-_RUN, _AHEAD = 64, 1024
+_AHEAD = 512
 
 
 def _loop(formula: Formula, states: int) -> Any:
@@ -92,64 +93,91 @@ def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
 
     Where codes have scales, a block of new state is on the stack until its scale is known, and is encoded while the
     formula runs on the next block: the processor divides and takes roots in one unit, and looks up codes in another.
-    Such a loop is long, so the processor alone reads too few elements ahead.
+    Where the processor can, whole runs are decoded and encoded by `state_vectors`, to the same bits. Such a loop is
+    long, so the processor alone reads too few elements ahead.
     """
     states = range(len(kinds))
     scaled = [i for i in states if KINDS[kinds[i]].block]
+    in_vectors = scaled if HAS_VECTORS else []
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - 2 - len(kinds))]
-    decoded = [f"decode{i}(element(codes{i}, at + j), {f'scale{i}' if i in scaled else 'ZERO'})" for i in states]
-    operands = ["element(param, at + j)", "grad", *decoded, *numbers]
-    apply = [
-        "grad = element(gradient, at + j)",
-        f"{', '.join(['x', *[f'value{i}' for i in states]])} = formula({', '.join(operands)})",
-        "set_element(param, at + j, x)",
+
+    def apply(on_stack: list[int]) -> list[str]:
+        """Return the lines for an element: the states `on_stack` are there, decoded."""
+        decoded = [
+            f"element(old{i}, j)" if i in on_stack else
+            f"decode{i}(element(codes{i}, at + j), {f'scale{i}' if i in scaled else 'ZERO'})"
+            for i in states
+        ]  # fmt: skip
+        operands = ["element(param, at + j)", "grad", *decoded, *numbers]
+        return [
+            "grad = element(gradient, at + j)",
+            f"{', '.join(['x', *[f'value{i}' for i in states]])} = formula({', '.join(operands)})",
+            "set_element(param, at + j, x)",
+            *[
+                f"set_element(new{i}, j, value{i})" if i in scaled else
+                f"set_element(codes{i}, at + j, encode{i}(value{i}, ZERO, entries{i}, x, grad))"
+                for i in states
+            ],
+        ]  # fmt: skip
+
+    encode = [
+        f"set_element(codes{i}, last + j, encode{i}(element(new{i}, j), inverse{i}, entries{i}, ZERO, ZERO))"
+        for i in scaled
     ]
-    encode = []
-    for i in states:
-        if i in scaled:
-            apply += [f"new{i}[j], largest{i} = value{i}, larger(largest{i}, value{i})"]
-            encode += [f"set_element(codes{i}, last + j, encode{i}(new{i}[j], inverse{i}, entries{i}, ZERO, ZERO))"]
-        else:
-            apply += [f"set_element(codes{i}, at + j, encode{i}(value{i}, ZERO, entries{i}, x, grad))"]
+    encode_runs = [f"encode_run{i}(new{i}, run, inverse{i}, codes{i}, last + run)" for i in in_vectors]
+    decode_runs = [f"decode_run{i}(codes{i}, at + run, scale{i}, old{i}, run)" for i in in_vectors]
+    rows = ["param", *[f"codes{i}" for i in states]]
 
     def indented(by: int, *lines: str) -> list[str]:
         return [" " * by + line for line in lines]
 
-    def loop_over(count: str, body: list[str]) -> list[str]:
-        return [f"for j in range({count}):", *indented(4, *body)] if body else []
+    def loop_over(indices: str, body: list[str]) -> list[str]:
+        return [f"for j in range({indices}):", *indented(4, *body)] if body else []
 
+    if in_vectors:
+        runs = "size // RUN * RUN"
+        of_run = ["if 0 < at:", *indented(4, *encode_runs), *decode_runs, *loop_over("run, run + RUN", apply(scaled))]
+        decode = [f"set_element(old{i}, j, decode{i}(element(codes{i}, at + j), scale{i}))" for i in scaled]
+        of_rest = [*loop_over("runs, size", decode), *loop_over("runs, size", apply(scaled))]
+    else:
+        runs = "BLOCK if 0 < at and size == BLOCK else 0"
+        of_run = loop_over("run, run + RUN", [*encode, *apply([])])
+        of_rest = loop_over("runs, size", apply([]))
     arrays = ", ".join([f"codes{i}, scales{i}, entries{i}" for i in states])
     lines = [
         f"def loop(param, gradient, count, left, {arrays}, numbers):",
         *indented(4, "promise_no_overlap()", "prefer_widest_vectors()"),
         *indented(4, *[f"{number} = numbers[{i}]" for i, number in enumerate(numbers)]),
-        *indented(4, *[f"new{i}, inverse{i} = on_stack{i}(), ZERO" for i in scaled]),
+        *indented(4, *[f"old{i}, new{i}, inverse{i} = on_stack{i}(), on_stack{i}(), ZERO" for i in scaled]),
         "    for at in range(0, count, BLOCK):",
         "        last, size = at - BLOCK, min(BLOCK, count - at)",
+        f"        runs = {runs}",
+        "        ahead = at + AHEAD if at + BLOCK + AHEAD <= left else at",
         *indented(8, *[f"scale{i}, largest{i} = element(scales{i}, at // BLOCK), NO_SIZE" for i in scaled]),
-        "        if 0 < at and size == BLOCK:",
-        "            ahead = at + AHEAD if at + BLOCK + AHEAD <= left else at",
-        "            for run in range(0, BLOCK, RUN):",
-        "                prefetch_to_read(gradient, ahead + run)",
-        *indented(16, *[f"prefetch({row}, ahead + run)" for row in ["param", *[f"codes{i}" for i in states]]]),
-        *indented(16, *loop_over("run, run + RUN", [*encode, *apply])),
-        "        else:",
-        *indented(12, *loop_over("min(at, BLOCK)", encode), *loop_over("size", apply)),
+        "        for run in range(0, runs, RUN):",
+        "            prefetch_to_read(gradient, ahead + run)",
+        *indented(12, *[f"prefetch({row}, ahead + run)" for row in rows], *of_run),
+        *indented(8, *loop_over("runs, min(at, BLOCK)", encode), *of_rest),
+        *indented(8, *loop_over("size", [f"largest{i} = larger(largest{i}, element(new{i}, j))" for i in scaled])),
         *indented(8, *[f"set_element(scales{i}, at // BLOCK, of_bits(largest{i}))" for i in scaled]),
         *indented(8, *[f"inverse{i} = inverse_of(of_bits(largest{i}))" for i in scaled]),
         "    last = (count - 1) // BLOCK * BLOCK",
-        *indented(4, *loop_over("count - last", encode)),
+        f"    runs = {'(count - last) // RUN * RUN' if in_vectors else '0'}",
+        *(["    for run in range(0, runs, RUN):", *indented(8, *encode_runs)] if in_vectors else []),
+        *indented(4, *loop_over("runs, count - last", encode)),
     ]
     namespace: dict[str, Any] = {
-        "__name__": __name__, "AHEAD": _AHEAD, "BLOCK": BLOCK, "NO_SIZE": NO_SIZE, "RUN": _RUN, "ZERO": np.float32(0),
+        "__name__": __name__, "AHEAD": _AHEAD, "BLOCK": BLOCK, "NO_SIZE": NO_SIZE, "RUN": RUN, "ZERO": np.float32(0),
         "element": element, "formula": formula, "inverse_of": inverse_of, "larger": larger, "min": min,
         "of_bits": of_bits, "prefer_widest_vectors": prefer_widest_vectors,
-        "prefetch": prefetching(_RUN, to_write=True), "prefetch_to_read": prefetching(_RUN, to_write=False),
+        "prefetch": prefetching(RUN, to_write=True), "prefetch_to_read": prefetching(RUN, to_write=False),
         "promise_no_overlap": promise_no_overlap, "range": range, "set_element": set_element,
     }  # fmt: skip
     for i, kind in enumerate(kinds):
-        decode, encode_one = CODERS[kind]
-        namespace |= {f"decode{i}": decode, f"encode{i}": encode_one, f"on_stack{i}": floats_on_stack(BLOCK)}
+        decode_one, encode_one = CODERS[kind]
+        namespace |= {f"decode{i}": decode_one, f"encode{i}": encode_one, f"on_stack{i}": floats_on_stack(BLOCK)}
+        if i in in_vectors:
+            namespace |= {f"decode_run{i}": DECODERS[kind], f"encode_run{i}": ENCODERS[kind]}
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
     return jit(namespace["loop"], name=f"optim.{formula.__name__}.{'.'.join(kinds)}")
 

@@ -45,14 +45,18 @@ if DISABLE_JIT:
 
     row_at = array_at
 
+    def row_of(array: np.ndarray) -> Any:
+        """Return the row of all elements of a C-contiguous array."""
+        return array
+
     def words_on_stack(count: int) -> Any:
         """Return a function for kernels. It returns an array of `count` int64, valid until the calling kernel ends."""
         return lambda: np.empty(count, np.int64)
 
     def floats_on_stack(count: int) -> Any:
-        """Return a function for kernels. It returns an array of `count` float32, valid until the calling kernel ends.
+        """Return a function for kernels. It returns a row of `count` float32, valid until the calling kernel ends.
 
-        Unlike that of `words_on_stack`, LLVM knows that no other array overlaps it. It begins at a line of the cache.
+        LLVM knows that no array overlaps it. It begins at a line of the cache.
         """
         return lambda: np.empty(count, np.float32)
 
@@ -76,11 +80,11 @@ if DISABLE_JIT:
         return lambda row, i: None
 
     def element(row: Any, i: int) -> Any:
-        """Return element `i` of `row`, a result of `row_at`."""
+        """Return element `i` of `row`, a result of `row_at` or of `floats_on_stack`."""
         return row[i]
 
     def set_element(row: Any, i: int, value: Any) -> None:
-        """Set element `i` of `row`, a result of `row_at`, to `value`."""
+        """Set element `i` of `row`, a result of `row_at` or of `floats_on_stack`, to `value`."""
         row[i] = value
 
     def copy_bytes(target: int, source: int, count: int) -> None:
@@ -101,6 +105,10 @@ else:
             return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
 
         return types.CPointer(like.dtype)(like, types.intp, types.intp), codegen
+
+    @register_jitable
+    def row_of(array: np.ndarray) -> Any:
+        return row_at(array, array.ctypes.data, array.size)
 
     @intrinsic
     def element(typing_context: Any, row: Any, i: Any) -> Any:
@@ -149,7 +157,7 @@ else:
 
         @register_jitable(inline="always")  # the memory belongs to the function that contains `pointer`
         def floats() -> Any:
-            return carray(pointer(), count)
+            return pointer()
 
         return floats
 

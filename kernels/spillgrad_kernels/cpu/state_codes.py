@@ -7,6 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from spillgrad_kernels.cpu.pointers import row_of
+from spillgrad_kernels.cpu.state_vectors import DECODERS, ENCODERS, HAS_VECTORS, RUN
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.half import narrow_bfloat16, widen_bfloat16
@@ -21,6 +23,7 @@ from spillgrad_kernels.tables.state_codes import (
     entries,
     narrow_randomly,
     of_bits,
+    rounded_product,
     size_bits,
 )
 from spillgrad_kernels.tables.vector_code import jitable
@@ -39,12 +42,12 @@ _MOST_SCALE = np.float32(np.finfo(np.float32).max)
 
 @jitable
 def _decode_signed(code: Any, scale: Any) -> Any:
-    return SIGNED[code] * scale
+    return rounded_product(SIGNED[code], scale)
 
 
 @jitable
 def _decode_unsigned(code: Any, scale: Any) -> Any:
-    return UNSIGNED[code] * scale
+    return rounded_product(UNSIGNED[code], scale)
 
 
 @jitable
@@ -118,7 +121,10 @@ def recovered_scale(some: Any, largest: Any, table: Any) -> Any:
 def _converter(kind: str, encodes: bool) -> Kernel:
     """Return the kernel that encodes, or decodes, runs of `CHUNK` elements."""
     decode, encode = CODERS[kind]
+    decode_run: Any = DECODERS.get(kind)
+    encode_run: Any = ENCODERS.get(kind)
     has_scales = KINDS[kind].block > 0
+    has_vectors = has_scales and HAS_VECTORS
     block = KINDS[kind].block or CHUNK
 
     def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any, recovers: Any) -> None:
@@ -126,6 +132,7 @@ def _converter(kind: str, encodes: bool) -> Kernel:
             for begin in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, values.size), block):
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
                 scale = scales[begin // block :]
+                runs = some.size // RUN * RUN if has_vectors else 0
                 if encodes:
                     largest = NO_SIZE
                     for j in range(some.size):
@@ -135,10 +142,16 @@ def _converter(kind: str, encodes: bool) -> Kernel:
                     if has_scales:
                         scale[0] = of_bits(largest)
                     inverse = inverse_of(of_bits(largest))
-                    for j in range(some.size):
+                    if has_vectors:
+                        for run in range(0, runs, RUN):
+                            encode_run(row_of(values), begin + run, inverse, row_of(codes), begin + run)
+                    for j in range(runs, some.size):
                         some_codes[j] = encode(some[j], inverse, table, some[j], some[j])
                 else:
-                    for j in range(some.size):
+                    if has_vectors:
+                        for run in range(0, runs, RUN):
+                            decode_run(row_of(codes), begin + run, scale[0], row_of(values), begin + run)
+                    for j in range(runs, some.size):
                         some[j] = decode(some_codes[j], scale[0])
 
     return jit(kernel, name=f"state_codes.{'encode' if encodes else 'decode'}_{kind}")

@@ -12,12 +12,17 @@ from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, is_pair
 from spillgrad_kernels.jit.compile import cgutils, intrinsic, types
 
 
-def multiplies_pairs() -> bool:
-    """Return whether the target processor has instructions that multiply pairs of bfloat16 (AVX512-BF16)."""
+def has_feature(name: str) -> bool:
+    """Return whether the processor that kernels are compiled for has a feature, given by LLVM's name for it."""
     asked_for = os.environ.get("NUMBA_CPU_FEATURES")
     if asked_for is None:
-        return VECTOR_BYTES == 64 and bool(llvmlite.binding.get_host_cpu_features().get("avx512bf16"))
-    return VECTOR_BYTES == 64 and "+avx512bf16" in asked_for
+        return bool(llvmlite.binding.get_host_cpu_features().get(name))
+    return f"+{name}" in asked_for.split(",")
+
+
+def multiplies_pairs() -> bool:
+    """Return whether the target processor has instructions that multiply pairs of bfloat16 (AVX512-BF16)."""
+    return VECTOR_BYTES == 64 and has_feature("avx512bf16")
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -53,24 +58,26 @@ class Emitter:
         self.vector = ir.VectorType(self.scalar, self.lanes)
         self.sums = ir.VectorType(number, self.lanes)
         self.zero = ir.Constant(self.sums, [0.0] * self.lanes)
-        fma_type = ir.FunctionType(self.sums, [self.sums] * 3)
         # Not llvm.fma: on a processor without fused multiply-add, llvm.fma calls libm for every lane.
-        name = f"llvm.fmuladd.v{self.lanes}f{dtype.bitwidth}"
-        self._fma = cgutils.get_or_insert_function(builder.module, fma_type, name)
+        self._fma = f"llvm.fmuladd.v{self.lanes}f{dtype.bitwidth}"
+
+    def call(self, name: str, result: Any, *operands: Any) -> Any:
+        """Call LLVM's function `name`, and return its result, of the type `result`."""
+        kind = ir.FunctionType(result, [operand.type for operand in operands])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), operands)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         if self.is_pairs:
             return self._add_pairs(x, y, z)
-        return self.builder.call(self._fma, [x, y, z])
+        return self.call(self._fma, self.sums, x, y, z)
 
     def _add_pairs(self, x: Any, y: Any, z: Any) -> Any:
         if multiplies_pairs():
             halves = ir.VectorType(_BFloat(), 2 * self.lanes)
-            kind = ir.FunctionType(self.sums, [self.sums, halves, halves])
-            dot = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-            return self.builder.call(dot, [z, self.builder.bitcast(x, halves), self.builder.bitcast(y, halves)])
+            x, y = (self.builder.bitcast(pairs, halves) for pairs in (x, y))
+            return self.call("llvm.x86.avx512bf16.dpbf16ps.512", self.sums, z, x, y)
         for x_half, y_half in zip(self._halves(x), self._halves(y), strict=True):
-            z = self.builder.call(self._fma, [x_half, y_half, z])
+            z = self.call(self._fma, self.sums, x_half, y_half, z)
         return z
 
     def _halves(self, pairs: Any) -> list[Any]:
@@ -104,10 +111,7 @@ class Emitter:
         pointer = self.sums.as_pointer()
         operands = [value] if value is not None else []
         operands += [self.builder.inttoptr(address, pointer), ir.IntType(32)(self.bytes), mask, *last]
-        suffix = f"v{self.lanes}f{8 * self.bytes}.p0"
-        kind = ir.FunctionType(result, [operand.type for operand in operands])
-        function = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.masked.{name}.{suffix}")
-        return self.builder.call(function, operands)
+        return self.call(f"llvm.masked.{name}.v{self.lanes}f{8 * self.bytes}.p0", result, *operands)
 
     def load_some(self, address: Any, mask: Any) -> Any:
         return self._masked("load", self.sums, None, address, mask, [self.zero])
@@ -117,11 +121,8 @@ class Emitter:
 
     def first_lanes(self, count: Any) -> Any:
         """Return the mask of the first `count` lanes. `count` may be below 0 or above the number of lanes."""
-        lanes = ir.VectorType(count.type, self.lanes)
-        undefined = ir.Constant(lanes, ir.Undefined)
-        first = self.builder.insert_element(undefined, count, ir.Constant(ir.IntType(32), 0))
-        counts = self.shuffle(first, undefined, [0] * self.lanes)
-        return self.builder.icmp_signed("<", ir.Constant(lanes, list(range(self.lanes))), counts)
+        counts = self.spread(count)
+        return self.builder.icmp_signed("<", ir.Constant(counts.type, list(range(self.lanes))), counts)
 
     def splat_flag(self, flag: Any) -> Any:
         """Return a mask in which all lanes are set if `flag` is set, else no lane."""
@@ -129,8 +130,11 @@ class Emitter:
         return self.builder.select(flag, ir.Constant(mask, [1] * self.lanes), ir.Constant(mask, [0] * self.lanes))
 
     def splat(self, address: Any) -> Any:
-        undefined = ir.Constant(self.vector, ir.Undefined)
-        value = self._load(address, self.scalar)
+        return self.spread(self._load(address, self.scalar))
+
+    def spread(self, value: Any) -> Any:
+        """Return a vector that has `value` in all lanes."""
+        undefined = ir.Constant(ir.VectorType(value.type, self.lanes), ir.Undefined)
         first = self.builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
         return self.shuffle(first, undefined, [0] * self.lanes)
 

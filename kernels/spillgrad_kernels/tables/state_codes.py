@@ -22,7 +22,7 @@ BLOCK = 256
 # Scales below the smallest normal float32 number have no inverse that is one. Such a block is taken for zeros.
 LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
 
-_DECADES = 7
+DECADES = 7
 _F32, _I32 = np.float32, np.int32
 
 
@@ -52,13 +52,13 @@ KINDS = {
 def _shares(factor: int) -> np.ndarray:
     """Return the shares of the map whose decade i has factor * 2^i positive ones: the signed map's factor is 1."""
     decades = []
-    for i in range(_DECADES):
+    for i in range(DECADES):
         count = factor * 2**i
         # The ends of even steps from 0.1 to 1, computed in float64 from a float32 step: PyTorch's to the last bit.
         step, ends = float((_F32(1) - _F32(0.1)) / _F32(count)), np.arange(count + 1)
         from_start, from_end = float(_F32(0.1)) + step * ends, 1 - step * (count - ends)
         bounds = np.where(ends < (count + 1) // 2, from_start, from_end).astype(_F32)
-        decades.append(_F32(10.0 ** (i - _DECADES + 1)) * ((bounds[:-1] + bounds[1:]) / _F32(2)))
+        decades.append(_F32(10.0 ** (i - DECADES + 1)) * ((bounds[:-1] + bounds[1:]) / _F32(2)))
     positive = np.concatenate(decades)
     negative = [-positive] if factor == 1 else []
     return np.sort(np.concatenate([*negative, positive, [0, 1]]).astype(_F32))
@@ -71,11 +71,11 @@ _LOW = (1 << _LOW_BITS) - 1
 ENTRIES = 1 << 32 - _LOW_BITS
 
 
-def _middles(kind: str) -> np.ndarray:
+def middles(kind: str) -> np.ndarray:
     """Return the numbers from which on the next share of a map is nearer, of its shares from 0 on."""
     shares = _MAPS[kind][_MAPS[kind] >= 0]
-    middles: np.ndarray = ((shares[:-1] + shares[1:]) / _F32(2)).astype(_F32)
-    return middles
+    between: np.ndarray = ((shares[:-1] + shares[1:]) / _F32(2)).astype(_F32)
+    return between
 
 
 def _nearest(kind: str, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,8 +84,8 @@ def _nearest(kind: str, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     In the unsigned map, negative numbers have the code of 0, and only 0 has it besides: a first moment that outlives a
     second moment of 0 would be divided by eps alone. NaN has the code of 1.
     """
-    middles, share = _middles(kind), words.view(_F32)
-    rank = np.searchsorted(middles, np.where(np.isnan(share), math.inf, abs(share)).astype(_F32), side="right")
+    between, share = middles(kind), words.view(_F32)
+    rank = np.searchsorted(between, np.where(np.isnan(share), math.inf, abs(share)).astype(_F32), side="right")
     if kind == "unsigned":
         return np.where(share < 0, 0, np.where(share > 0, np.maximum(rank, 1), rank)), rank
     return np.where(share < 0, 127 - np.minimum(rank, 127), 127 + rank), rank
@@ -101,9 +101,9 @@ def entries(kind: str) -> np.ndarray:
     of negative shares, which fall, are stored with all bits inverted.
     """
     words = np.arange(ENTRIES, dtype=np.uint32) << _LOW_BITS
-    middles = _middles(kind).view(np.uint32)
+    between = middles(kind).view(np.uint32)
     (first, rank), (last, _) = _nearest(kind, words), _nearest(kind, words | _LOW)
-    bounds = np.where(rank < middles.size, middles[np.minimum(rank, middles.size - 1)] & _LOW, 0)
+    bounds = np.where(rank < between.size, between[np.minimum(rank, between.size - 1)] & _LOW, 0)
     if kind == "unsigned":
         bounds[0] = 1  # the first number above 0
     first = np.where(words >> 31 == 1, first ^ 0xFF, first)
@@ -129,6 +129,10 @@ if DISABLE_JIT:
         """Return the code of a share, given its entry."""
         word = int(_F32(share).view(np.uint32))
         return np.uint8((int(entry) + (word & _LOW) >> _LOW_BITS ^ -(word >> 31)) & 0xFF)
+
+    def rounded_product(share: Any, scale: Any) -> Any:
+        """Return the number that a share stands for, rounded before anything is added to it."""
+        return share * scale
 
     def size_bits(x: Any) -> Any:
         """Return the bits of the absolute value of a float32 number: larger for larger numbers, the largest for NaN."""
@@ -162,6 +166,10 @@ else:
         word = builder.bitcast(share, _WORD)
         found = builder.lshr(builder.add(entry, builder.and_(word, _WORD(_LOW))), _WORD(_LOW_BITS))
         return builder.trunc(builder.xor(found, builder.ashr(word, _WORD(31))), ir.IntType(8))
+
+    @emitted(lambda share, scale: types.float32(types.float32, types.float32))
+    def rounded_product(builder: Any, share: Any, scale: Any) -> Any:
+        return builder.fmul(share, scale)
 
     @emitted(lambda x: types.int32(types.float32))
     def size_bits(builder: Any, x: Any) -> Any:

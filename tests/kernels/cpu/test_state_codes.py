@@ -1,10 +1,17 @@
 """State in fewer bits: codes against the nearest shares in NumPy, and updates against those of decoded state."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding
 import ml_dtypes
 import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import optim, state_codes
+from spillgrad_kernels.cpu.state_vectors import HAS_VECTORS
 from spillgrad_kernels.tables import optim as tables
 from spillgrad_kernels.tables.state_codes import BLOCK, SIGNED, UNSIGNED, Encoded
 
@@ -197,6 +204,61 @@ def test_updates_of_parts_that_begin_at_chunks_give_the_bits_of_the_whole():
     for one, other in zip(whole[1], parts[1], strict=True):
         np.testing.assert_array_equal(one.codes, other.codes)
         np.testing.assert_array_equal(one.scales, other.scales)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_element_does_not_depend_on_how_many_follow(name):
+    # Whole runs, whole blocks and what is left take other instructions.
+    make, kinds, numbers = UPDATES[name]
+    size = 2 * BLOCK
+
+    def updated(count, total):
+        """The results of `count` elements, and of zeros up to `total`."""
+        param, grad = (np.append(draw((size,), seed)[:count], np.zeros(total - count, np.float32)) for seed in (12, 13))
+        states = [
+            state_codes.encode(np.append(draw((size,), 14, kind)[:count], np.zeros(total - count, np.float32)), kind)
+            for kind in kinds
+        ]
+        optim.run([make(param, grad, *states, *numbers)])
+        return [param[:count], *[array[:count] for state in states for array in (state.codes, state.scales)]]
+
+    for count in (1, 63, 64, 65, 191, 255, 256, 257, 320, 383, 511):
+        for alone, followed in zip(updated(count, count), updated(count, size), strict=True):
+            np.testing.assert_array_equal(alone, followed[: alone.size])
+
+
+CODES_AND_NUMBERS = """
+import hashlib, sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+from test_state_codes import SHARES, draw
+from spillgrad_kernels.cpu import state_codes
+from spillgrad_kernels.cpu.state_vectors import HAS_VECTORS
+
+print(HAS_VECTORS)
+for kind in SHARES:
+    encoded = state_codes.encode(draw((1_000_003,), 3, kind), kind)
+    for array in (encoded.codes, encoded.scales, state_codes.decode(encoded)):
+        print(hashlib.sha256(array.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.skipif(not HAS_VECTORS, reason="this processor does not look bytes up in registers")
+def test_instructions_that_look_bytes_up_change_no_bit():
+    features = llvmlite.binding.get_host_cpu_features() | {"avx512vbmi": False}
+    without = {
+        "NUMBA_CPU_NAME": llvmlite.binding.get_host_cpu_name(),
+        "NUMBA_CPU_FEATURES": ",".join(f"{'+' if has else '-'}{name}" for name, has in features.items()),
+    }
+    script = CODES_AND_NUMBERS.format(folder=str(Path(__file__).parent))
+    found = []
+    for variables in ({}, without):
+        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", script]
+        ran = subprocess.run(command, env=environment, check=True, timeout=600, capture_output=True, text=True)
+        found.append(ran.stdout.split())
+    assert [has for has, *_ in found] == ["True", "False"]
+    assert found[0][1:] == found[1][1:]
 
 
 @pytest.mark.parametrize(
