@@ -13,8 +13,8 @@ from llvmlite import ir
 
 from spillgrad_kernels.cpu.pointers import array_at
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
-from spillgrad_kernels.cpu.vector_instructions import Emitter, has_feature
-from spillgrad_kernels.jit.compile import DISABLE_JIT, intrinsic, overload, register_jitable, types
+from spillgrad_kernels.cpu.vector_instructions import Emitter
+from spillgrad_kernels.jit.compile import DISABLE_JIT, has_feature, intrinsic, overload, register_jitable, types
 from spillgrad_kernels.tables.quantization import BLOCK, INT8, LEVELS, OF_LARGEST
 
 # The most rows that `dot_codes` multiplies with a row of codes at once.

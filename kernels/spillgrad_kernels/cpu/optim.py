@@ -19,7 +19,7 @@ from spillgrad_kernels.cpu.pointers import (
     set_element,
 )
 from spillgrad_kernels.cpu.state_codes import CHUNK, CODERS, NO_SIZE, inverse_of, larger
-from spillgrad_kernels.cpu.state_vectors import DECODERS, ENCODERS, HAS_VECTORS, RUN
+from spillgrad_kernels.cpu.state_vectors import RUN, decoder, encoder, has_vectors
 from spillgrad_kernels.device_array import DeviceArray, device_kernel, on_device
 from spillgrad_kernels.jit.compile import FLOATS, REASSOCIATE, jit
 from spillgrad_kernels.tables.formula import Formula, parameters
@@ -93,12 +93,12 @@ def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
 
     Where codes have scales, a block of new state is on the stack until its scale is known, and is encoded while the
     formula runs on the next block: the processor divides and takes roots in one unit, and looks up codes in another.
-    Where the processor can, whole runs are decoded and encoded by `state_vectors`, to the same bits. Such a loop is
-    long, so the processor alone reads too few elements ahead.
+    Where the processor can, `state_vectors` decodes and encodes whole runs. Such a loop is long, so the processor alone
+    reads too few elements ahead.
     """
     states = range(len(kinds))
     scaled = [i for i in states if KINDS[kinds[i]].block]
-    in_vectors = scaled if HAS_VECTORS else []
+    in_vectors = scaled if has_vectors() else []
     numbers = [f"n{i}" for i in range(len(parameters(formula)) - 2 - len(kinds))]
 
     def apply(on_stack: list[int]) -> list[str]:
@@ -177,7 +177,7 @@ def _encoded_loop(formula: Formula, kinds: Sequence[str]) -> Any:
         decode_one, encode_one = CODERS[kind]
         namespace |= {f"decode{i}": decode_one, f"encode{i}": encode_one, f"on_stack{i}": floats_on_stack(BLOCK)}
         if i in in_vectors:
-            namespace |= {f"decode_run{i}": DECODERS[kind], f"encode_run{i}": ENCODERS[kind]}
+            namespace |= {f"decode_run{i}": decoder(kind), f"encode_run{i}": encoder(kind)}
     exec(compile("\n".join(lines), f"<{formula.__name__}>", "exec"), namespace)
     return jit(namespace["loop"], name=f"optim.{formula.__name__}.{'.'.join(kinds)}")
 

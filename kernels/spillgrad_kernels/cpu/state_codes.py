@@ -1,5 +1,6 @@
 """Optimizer state in fewer bits, decoded and encoded: whole arrays, and the runs of elements of a kernel."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from spillgrad_kernels.cpu.pointers import row_of
-from spillgrad_kernels.cpu.state_vectors import DECODERS, ENCODERS, HAS_VECTORS, RUN
+from spillgrad_kernels.cpu.state_vectors import RUN, decoder, encoder, has_vectors
 from spillgrad_kernels.jit.compile import jit
 from spillgrad_kernels.memory import buffers
 from spillgrad_kernels.tables.half import narrow_bfloat16, widen_bfloat16
@@ -118,13 +119,14 @@ def recovered_scale(some: Any, largest: Any, table: Any) -> Any:
     return largest
 
 
+@functools.cache
 def _converter(kind: str, encodes: bool) -> Kernel:
     """Return the kernel that encodes, or decodes, runs of `CHUNK` elements."""
     decode, encode = CODERS[kind]
-    decode_run: Any = DECODERS.get(kind)
-    encode_run: Any = ENCODERS.get(kind)
     has_scales = KINDS[kind].block > 0
-    has_vectors = has_scales and HAS_VECTORS
+    in_vectors = has_scales and has_vectors()
+    decode_run: Any = decoder(kind) if in_vectors else None
+    encode_run: Any = encoder(kind) if in_vectors else None
     block = KINDS[kind].block or CHUNK
 
     def kernel(start: int, stop: int, values: Any, codes: Any, scales: Any, table: Any, recovers: Any) -> None:
@@ -132,7 +134,7 @@ def _converter(kind: str, encodes: bool) -> Kernel:
             for begin in range(chunk * CHUNK, min(chunk * CHUNK + CHUNK, values.size), block):
                 some, some_codes = values[begin : begin + block], codes[begin : begin + block]
                 scale = scales[begin // block :]
-                runs = some.size // RUN * RUN if has_vectors else 0
+                runs = some.size // RUN * RUN if in_vectors else 0
                 if encodes:
                     largest = NO_SIZE
                     for j in range(some.size):
@@ -142,22 +144,19 @@ def _converter(kind: str, encodes: bool) -> Kernel:
                     if has_scales:
                         scale[0] = of_bits(largest)
                     inverse = inverse_of(of_bits(largest))
-                    if has_vectors:
+                    if in_vectors:
                         for run in range(0, runs, RUN):
                             encode_run(row_of(values), begin + run, inverse, row_of(codes), begin + run)
                     for j in range(runs, some.size):
                         some_codes[j] = encode(some[j], inverse, table, some[j], some[j])
                 else:
-                    if has_vectors:
+                    if in_vectors:
                         for run in range(0, runs, RUN):
                             decode_run(row_of(codes), begin + run, scale[0], row_of(values), begin + run)
                     for j in range(runs, some.size):
                         some[j] = decode(some_codes[j], scale[0])
 
     return jit(kernel, name=f"state_codes.{'encode' if encodes else 'decode'}_{kind}")
-
-
-_CONVERTERS = {(kind, encodes): _converter(kind, encodes) for kind in KINDS for encodes in (False, True)}
 
 
 def empty(kind: str, shape: tuple[int, ...]) -> Encoded:
@@ -194,7 +193,7 @@ def _convert(
     bits = codes.reshape(-1) if scales is not None else codes.reshape(-1).view(np.uint16)
     chunks = -(-flat.size // CHUNK)
     table = _NO_ENTRIES if scales is None else entries(kind)
-    parallel_for(_CONVERTERS[kind, encodes], chunks, 2, flat, bits, flat if scales is None else scales, table, recovers)
+    parallel_for(_converter(kind, encodes), chunks, 2, flat, bits, flat if scales is None else scales, table, recovers)
 
 
 _CODES = {"uint8": np.uint8, "bfloat16": ml_dtypes.bfloat16}

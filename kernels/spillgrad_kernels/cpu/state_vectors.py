@@ -1,29 +1,33 @@
 """Codes of optimizer state, decoded and encoded 64 at once by instructions that look bytes up in registers.
 
-A processor that has them (AVX512-VBMI: Intel's since Ice Lake, AMD's since Zen 4) finds 64 bytes in a table of 128 with
-one instruction. Numbers of float32 take four tables, one for each of their bytes. Results equal those of
-`state_codes.py`, save the codes of a block with a number that is not finite: no code of it has a finite one.
+A processor that has them (AVX512-VBMI: Intel's servers since Ice Lake, AMD's since Zen 4) finds 64 bytes in a table of
+128 with one instruction. Numbers of float32 take four tables, one for each of their bytes. Results equal those of
+`state_codes.py`. The codes of a block with a number that is not finite may differ; all stand for NaN or infinity.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
-from spillgrad_kernels.cpu.vector_instructions import Emitter, has_feature
-from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, types
-from spillgrad_kernels.tables.state_codes import DECADES, SIGNED, UNSIGNED, middles
+from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES
+from spillgrad_kernels.cpu.vector_instructions import Emitter
+from spillgrad_kernels.jit.compile import DISABLE_JIT, emitted, has_feature, types
+from spillgrad_kernels.tables.state_codes import DECADES, SIGNED, UNFUSED, UNSIGNED, middles
 
-# How many elements the functions take at once, and whether the processor can.
-RUN = 64
-HAS_VECTORS = not DISABLE_JIT and has_feature("avx512vbmi") and has_feature("avx512bw")
-
+RUN = 64  # the elements that the functions take at once
 _LANES = 16  # the float32 numbers in a vector
 _PARTS = range(RUN // _LANES)
 _BYTES = ir.VectorType(ir.IntType(8), RUN)
 _SHORTS = ir.VectorType(ir.IntType(16), RUN // 2)
 _WORDS = ir.VectorType(ir.IntType(32), _LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
+
+
+def has_vectors() -> bool:
+    """Return whether kernels can call the functions `decoder` and `encoder` return."""
+    return bool(not DISABLE_JIT and VECTOR_BYTES == 64 and has_feature("avx512vbmi") and has_feature("avx512bw"))
 
 
 def _constant(kind: Any, values: Any) -> Any:
@@ -128,7 +132,8 @@ def _bytes_of_signed(write: _Writer, codes: Any) -> list[Any]:
     return [*planes[:2], *[builder.select(is_zero, zeros, plane) for plane in planes[2:]]]
 
 
-def _decoder(kind: str) -> Any:
+@functools.cache
+def decoder(kind: str) -> Any:
     """Return the function decode(codes, at, scale, values, to) of rows, and of the elements at which to begin."""
 
     @emitted(lambda codes, at, scale, values, to: types.void(codes, types.intp, types.float32, values, types.intp))
@@ -138,7 +143,8 @@ def _decoder(kind: str) -> Any:
         planes = _bytes_of_signed(write, found) if kind == "signed" else write.look_up(found, UNSIGNED)
         factor = write.spread(scale)
         for part, words in enumerate(write.words(planes)):
-            write.store_vector(builder.fmul(builder.bitcast(words, _FLOATS), factor), values, to, part)
+            numbers = builder.fmul(builder.bitcast(words, _FLOATS), factor, flags=UNFUSED)
+            write.store_vector(numbers, values, to, part)
 
     return decode
 
@@ -147,8 +153,9 @@ def _decoder(kind: str) -> Any:
 # bits of a float32 number rise by about 128 log2(10) in a decade. Times _FACTOR, and without the lowest _SHIFT bits,
 # they are _FIRST + i from about where decade i begins.
 _FIRST, _FACTOR, _SHIFT = 31, 19618, 23
-# By this, lines are lower than the ranks. Each then gives the rank or one less, once it is rounded down, from two steps
-# before its decade to most of a step of the next behind it, which is how exact the factor is.
+# A line is lower than the ranks by this. What it gives, rounded down, is the rank or one less, and comparing the number
+# with one bound tells which. That holds from two steps of the line before its decade to most of a step behind it, so it
+# does not matter that the decades' places are not exact.
 _LOWER = 0.81
 # Smaller shares have the rank 0, as this one has.
 _LEAST = int(np.float32(2**-26).view(np.int32))
@@ -166,7 +173,8 @@ def _lines(kind: str) -> tuple[Any, Any]:
     return _constant(_FLOATS, slopes[lines]), _constant(_FLOATS, offsets[lines])
 
 
-def _encoder(kind: str) -> Any:
+@functools.cache
+def encoder(kind: str) -> Any:
     """Return the function encode(values, at, inverse, codes, to) of rows, and of the elements at which to begin."""
     slopes, offsets = _lines(kind)
     bounds = middles(kind)
@@ -204,8 +212,3 @@ def _encoder(kind: str) -> Any:
         write.store_vector(write.reordered(code), codes, to)
 
     return encode
-
-
-_KINDS = ("signed", "unsigned") if HAS_VECTORS else ()
-DECODERS = {kind: _decoder(kind) for kind in _KINDS}
-ENCODERS = {kind: _encoder(kind) for kind in _KINDS}

@@ -1,28 +1,18 @@
 """Vector instructions as LLVM code, for the inner loops of the matrix product."""
 
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
 from llvmlite import ir
 
 from spillgrad_kernels.cpu.product_tile import VECTOR_BYTES, is_pair
-from spillgrad_kernels.jit.compile import cgutils, intrinsic, types
-
-
-def has_feature(name: str) -> bool:
-    """Return whether the processor that kernels are compiled for has a feature, given by LLVM's name for it."""
-    asked_for = os.environ.get("NUMBA_CPU_FEATURES")
-    if asked_for is None:
-        return bool(llvmlite.binding.get_host_cpu_features().get(name))
-    return f"+{name}" in asked_for.split(",")
+from spillgrad_kernels.jit.compile import cgutils, has_feature, intrinsic, types
 
 
 def multiplies_pairs() -> bool:
     """Return whether the target processor has instructions that multiply pairs of bfloat16 (AVX512-BF16)."""
-    return VECTOR_BYTES == 64 and has_feature("avx512bf16")
+    return bool(VECTOR_BYTES == 64 and has_feature("avx512bf16"))
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]

@@ -168,6 +168,12 @@ def places() -> tuple[Place, ...]:
     return Place(base, ("spillgrad", "kernels")), temporary
 
 
+def features() -> str:
+    """Return the features of the processor that Numba compiles for, by LLVM's names, as in "+avx2,-avx512f"."""
+    asked_for = numba.config.CPU_FEATURES
+    return str(get_host_cpu_features() if asked_for is None else asked_for)
+
+
 @functools.cache
 def version() -> str:
     """Return a hash of all that machine code depends on: sources, compiler, its settings, Python and processor."""
@@ -175,9 +181,8 @@ def version() -> str:
     for module in (numba, llvmlite, np):
         digest.update(f"{module.__name__} {module.__version__}\n".encode())
     processor = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
-    features = numba.config.CPU_FEATURES
     digest.update(f"{sys.implementation.cache_tag} {llvmlite.binding.get_process_triple()} {processor}\n".encode())
-    digest.update((get_host_cpu_features() if features is None else features).encode())
+    digest.update(features().encode())
     digest.update(repr([getattr(numba.config, name, None) for name in _SETTINGS]).encode())
     digest.update(hash_of_sources(_KERNELS, without=_KERNELS / "cuda"))
     return digest.hexdigest()[:16]

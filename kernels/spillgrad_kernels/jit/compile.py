@@ -118,6 +118,7 @@ def load() -> Any:
 
 types: Any = Deferred(lambda compiler: compiler.types)
 cgutils: Any = Deferred(lambda compiler: compiler.cgutils)
+has_feature: Any = Deferred(lambda compiler: compiler.has_feature)
 carray: Any = Deferred(lambda compiler: compiler.carray)
 
 

@@ -9,6 +9,7 @@ A process links machine code that several processes compiled, so the symbols in 
 the same name apart by a number that starts at 1 in every process. Here each process starts at a different number.
 """
 
+import functools
 import gc
 import hashlib
 import itertools
@@ -35,7 +36,18 @@ from numba.extending import intrinsic, overload
 
 from spillgrad_kernels.jit import cache
 
-__all__ = ["carray", "cgutils", "dispatcher", "intrinsic", "overload", "type_of", "types"]
+__all__ = ["carray", "cgutils", "dispatcher", "has_feature", "intrinsic", "overload", "type_of", "types"]
+
+
+def has_feature(name: str) -> bool:
+    """Return whether the processor that Numba compiles for has a feature, given by LLVM's name for it."""
+    return name in _features()
+
+
+@functools.cache
+def _features() -> frozenset[str]:
+    signs = {flag[1:]: flag[0] for flag in cache.features().split(",") if flag}  # of equal flags, the last one counts
+    return frozenset(name for name, sign in signs.items() if sign == "+")
 
 
 def _number_functions_apart() -> None:

@@ -117,6 +117,9 @@ def code_of(share: Any, table: Any) -> Any:
     return code_in(table[bucket(share)], share)
 
 
+# LLVM's flags of a product that it must not fuse with an addition. Numba lets it fuse those without flags; this flag
+# allows nothing that concerns products.
+UNFUSED = ("arcp",)
 _MIX = 0x9E3779B1, 0x85EBCA77  # odd numbers whose products mix bits
 
 if DISABLE_JIT:
@@ -169,7 +172,7 @@ else:
 
     @emitted(lambda share, scale: types.float32(types.float32, types.float32))
     def rounded_product(builder: Any, share: Any, scale: Any) -> Any:
-        return builder.fmul(share, scale)
+        return builder.fmul(share, scale, flags=UNFUSED)
 
     @emitted(lambda x: types.int32(types.float32))
     def size_bits(builder: Any, x: Any) -> Any:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from spillgrad_kernels.cpu import optim, state_codes
-from spillgrad_kernels.cpu.state_vectors import HAS_VECTORS
+from spillgrad_kernels.cpu.state_vectors import has_vectors
+from spillgrad_kernels.jit.compile import DISABLE_JIT
 from spillgrad_kernels.tables import optim as tables
 from spillgrad_kernels.tables.state_codes import BLOCK, SIGNED, UNSIGNED, Encoded
 
@@ -227,33 +228,40 @@ def test_an_element_does_not_depend_on_how_many_follow(name):
             np.testing.assert_array_equal(alone, followed[: alone.size])
 
 
-CODES_AND_NUMBERS = """
+CODES_AND_UPDATES = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
 import numpy as np
-from test_state_codes import SHARES, draw
+import test_state_codes as tests
 from spillgrad_kernels.cpu import state_codes
-from spillgrad_kernels.cpu.state_vectors import HAS_VECTORS
+from spillgrad_kernels.cpu.state_vectors import has_vectors
 
-print(HAS_VECTORS)
-for kind in SHARES:
-    encoded = state_codes.encode(draw((1_000_003,), 3, kind), kind)
+print(has_vectors())
+for kind in tests.SHARES:
+    encoded = state_codes.encode(tests.draw((1_000_003,), 3, kind), kind)
     for array in (encoded.codes, encoded.scales, state_codes.decode(encoded)):
         print(hashlib.sha256(array.tobytes()).hexdigest())
+for name in tests.UPDATES:
+    tests.test_an_update_decodes_applies_the_formula_and_encodes((9000,), name, "int8")
+    tests.test_an_element_does_not_depend_on_how_many_follow(name)
 """
 
 
-@pytest.mark.skipif(not HAS_VECTORS, reason="this processor does not look bytes up in registers")
-def test_instructions_that_look_bytes_up_change_no_bit():
-    features = llvmlite.binding.get_host_cpu_features() | {"avx512vbmi": False}
-    without = {
-        "NUMBA_CPU_NAME": llvmlite.binding.get_host_cpu_name(),
-        "NUMBA_CPU_FEATURES": ",".join(f"{'+' if has else '-'}{name}" for name, has in features.items()),
-    }
-    script = CODES_AND_NUMBERS.format(folder=str(Path(__file__).parent))
+@pytest.mark.skipif(DISABLE_JIT or not has_vectors(), reason="this processor does not look bytes up in registers")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NUMBA_CPU_FEATURES": f"{llvmlite.binding.get_host_cpu_features().flatten()},-avx512vbmi"},
+        {"NUMBA_CPU_NAME": "generic"},
+        {"NUMBA_ENABLE_AVX": "0"},
+    ],
+    ids=lambda variables: "".join(variables),
+)
+def test_a_processor_that_looks_no_bytes_up_gets_the_same_codes_and_numbers(variables):
+    script = CODES_AND_UPDATES.format(folder=str(Path(__file__).parent))
     found = []
-    for variables in ({}, without):
-        environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for chosen in ({}, {"NUMBA_CPU_NAME": llvmlite.binding.get_host_cpu_name()} | variables):
+        environment = {**os.environ, **chosen, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", script]
         ran = subprocess.run(command, env=environment, check=True, timeout=600, capture_output=True, text=True)
         found.append(ran.stdout.split())
