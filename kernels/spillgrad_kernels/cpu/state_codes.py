@@ -112,7 +112,7 @@ def recovered_scale(some: Any, largest: Any, table: Any) -> Any:
         scale = of_bits(bits)
         inverse = inverse_of(scale)
         j = 0
-        while j < some.size and SIGNED[code_of(some[j] * inverse, table)] * scale == some[j]:
+        while j < some.size and _decode_signed(code_of(some[j] * inverse, table), scale) == some[j]:
             j += 1
         if j == some.size and inverse > _ZERO:
             return bits

@@ -26,7 +26,7 @@ _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
 
 
 def has_vectors() -> bool:
-    """Return whether kernels can call the functions `decoder` and `encoder` return."""
+    """Return whether kernels can call the functions that `decoder` and `encoder` return."""
     return bool(not DISABLE_JIT and VECTOR_BYTES == 64 and has_feature("avx512vbmi") and has_feature("avx512bw"))
 
 
@@ -123,7 +123,7 @@ class _Writer(Emitter):
 def _bytes_of_signed(write: _Writer, codes: Any) -> list[Any]:
     """Return the four bytes of the signed map's shares: codes 127 - i and 127 + i differ in the sign alone."""
     builder, zeros = write.builder, _all(_BYTES, 0)
-    is_positive = write.is_negative(codes)  # 128 and above
+    is_positive = write.is_negative(codes)  # codes from 128 on, whose highest bit is set
     indices = builder.select(is_positive, codes, builder.sub(_all(_BYTES, 126), codes))
     planes = write.look_up(indices, SIGNED[128:])
     planes[3] = builder.or_(planes[3], builder.and_(builder.not_(codes), _all(_BYTES, -128)))
@@ -157,7 +157,7 @@ _FIRST, _FACTOR, _SHIFT = 31, 19618, 23
 # with one bound tells which. That holds from two steps of the line before its decade to most of a step behind it, so it
 # does not matter that the decades' places are not exact.
 _LOWER = 0.81
-# Smaller shares have the rank 0, as this one has.
+# Smaller shares have the rank 0, as this one has, and are taken for it: they are below the 16 lines.
 _LEAST = int(np.float32(2**-26).view(np.int32))
 
 

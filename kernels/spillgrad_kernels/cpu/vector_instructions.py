@@ -1,4 +1,4 @@
-"""Vector instructions as LLVM code, for the inner loops of the matrix product."""
+"""Vector instructions as LLVM code, for inner loops that LLVM does not write as well: above all, matrix products."""
 
 import inspect
 from collections.abc import Callable
